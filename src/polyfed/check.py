@@ -1,0 +1,42 @@
+"""Checks of configuration values, with one wording. Called from `__post_init__`, never in the maths."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from polyfed.errors import ConfigError
+
+
+def _fail(config: object, name: str, must: str, got: Any, hint: str) -> None:
+    text = f"{type(config).__name__}.{name} must be {must}, got {got!r}."
+    raise ConfigError(f"{text} {hint}".rstrip())
+
+
+def positive(config: object, *names: str, hint: str = "") -> None:
+    """Each named field is a finite number above zero."""
+    for name in names:
+        value = getattr(config, name)
+        if not (math.isfinite(value) and value > 0):
+            _fail(config, name, "> 0", value, hint)
+
+
+def at_least(config: object, name: str, minimum: float, *, hint: str = "") -> None:
+    """The named field is a finite number of at least `minimum`."""
+    value = getattr(config, name)
+    if not (math.isfinite(value) and value >= minimum):
+        _fail(config, name, f">= {minimum:g}", value, hint)
+
+
+def between(config: object, name: str, low: float, high: float, *, hint: str = "") -> None:
+    """The named field is a number in [low, high]."""
+    value = getattr(config, name)
+    if not low <= value <= high:
+        _fail(config, name, f"between {low:g} and {high:g}", value, hint)
+
+
+def one_of(config: object, name: str, allowed: tuple[Any, ...], *, hint: str = "") -> None:
+    """The named field is one of the allowed values."""
+    value = getattr(config, name)
+    if value not in allowed:
+        _fail(config, name, "one of " + ", ".join(map(repr, allowed)), value, hint)
