@@ -1,4 +1,4 @@
-"""Checks of configuration values, with one wording. Called from `__post_init__`, never in the maths."""
+"""Checks of configuration values, with one wording; called from `__post_init__`, not in maths."""
 
 from __future__ import annotations
 

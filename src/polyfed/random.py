@@ -40,7 +40,7 @@ def ambient(seed: int, *path: str | int, device: torch.device | None = None) -> 
         devices=[device] if device is not None and device.type == "cuda" else [],
         device_type="cuda",
     ):
-        torch.random.default_generator.manual_seed(seed_of(seed, *path))
+        torch.default_generator.manual_seed(seed_of(seed, *path))
         if device is not None and device.type == "cuda":
             torch.cuda.manual_seed(seed_of(seed, *path))
         yield

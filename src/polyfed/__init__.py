@@ -1,0 +1,70 @@
+"""polyfed: train models together across parties that differ.
+
+>>> import polyfed as pf
+>>> run = pf.run(pf.FedLinked(rounds=1, init_epochs=1), pf.tasks.digits(), seed=0)
+>>> sorted(run.accuracy)
+['M0', 'M1', 'M2']
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Nothing heavy is imported until it is asked for: `polyfed --help` answers at once.
+_WHERE = {
+    "Data": "polyfed.core.data",
+    "FedAvg": "polyfed.methods.fedavg",
+    "FedAvgTrunk": "polyfed.methods.fedavg_trunk",
+    "FedLinked": "polyfed.methods.fedlinked",
+    "Joint": "polyfed.methods.joint",
+    "Local": "polyfed.methods.local",
+    "Message": "polyfed.core.message",
+    "Method": "polyfed.core.method",
+    "Model": "polyfed.core.model",
+    "Node": "polyfed.core.node",
+    "Phase": "polyfed.core.phase",
+    "Run": "polyfed.engines.run",
+    "Topology": "polyfed.core.topology",
+    "compare": "polyfed.engines.compare",
+    "errors": "",
+    "methods": "",
+    "resume": "polyfed.engines.run",
+    "run": "polyfed.engines.run",
+    "tasks": "",
+    "testing": "",
+    "topologies": "",
+}
+
+__all__ = sorted(_WHERE)
+
+if TYPE_CHECKING:
+    from polyfed import errors, methods, tasks, testing, topologies
+    from polyfed.core.data import Data
+    from polyfed.core.message import Message
+    from polyfed.core.method import Method
+    from polyfed.core.model import Model
+    from polyfed.core.node import Node
+    from polyfed.core.phase import Phase
+    from polyfed.core.topology import Topology
+    from polyfed.engines.compare import compare
+    from polyfed.engines.run import Run, resume, run
+    from polyfed.methods.fedavg import FedAvg
+    from polyfed.methods.fedavg_trunk import FedAvgTrunk
+    from polyfed.methods.fedlinked import FedLinked
+    from polyfed.methods.joint import Joint
+    from polyfed.methods.local import Local
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'polyfed' has no attribute {name!r}")
+    if not _WHERE[name]:
+        return import_module(f"polyfed.{name}")
+    return getattr(import_module(_WHERE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,1 @@
+"""The six concepts: node, message, phase, method, topology (and the engines that run them)."""

@@ -1,0 +1,92 @@
+"""Message: named tensors, the only thing that leaves a node.
+
+On the wire a message is safetensors. On arrival it is checked against what the method says it
+sends: names, shapes, dtypes, finite values. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polyfed.errors import MessageError
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape and dtype of one tensor in a message."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> TensorSpec:
+        """The specification that `tensor` meets."""
+        return cls(tuple(tensor.shape), tensor.dtype)
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
+
+
+Spec = Mapping[str, TensorSpec]
+
+
+@dataclass(frozen=True)
+class Message:
+    """Named tensors.
+
+    >>> Message({"trunk.weight": torch.zeros(2, 3)}).nbytes
+    24
+    """
+
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        """Payload in bytes: the tensors' own, as the ledger counts them."""
+        return sum(t.numel() * t.element_size() for t in self.tensors.values())
+
+    def to_bytes(self) -> bytes:
+        """The message as safetensors."""
+        from safetensors.torch import save
+
+        return save({name: t.detach().cpu().contiguous() for name, t in self.tensors.items()})
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> Message:
+        """Read what `to_bytes` wrote; anything else is refused."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+
+        try:
+            return cls(load(raw))
+        except SafetensorError as error:
+            raise MessageError(f"these {len(raw)} bytes are not a message: {error}") from error
+
+    def check(self, expected: Spec) -> None:
+        """Raise MessageError unless the message is exactly what `expected` announces."""
+        missing, extra = (
+            expected.keys() - self.tensors.keys(),
+            self.tensors.keys() - expected.keys(),
+        )
+        if missing or extra:
+            raise MessageError(
+                f"tensors missing: {_names(missing)}; not announced: {_names(extra)}"
+            )
+        for name, spec in expected.items():
+            got = TensorSpec.of(self.tensors[name])
+            if got != spec:
+                raise MessageError(f"'{name}' is {got}, expected {spec}")
+        for name, tensor in self.tensors.items():
+            if not bool(torch.isfinite(tensor).all()):
+                bad = int((~torch.isfinite(tensor)).sum())
+                raise MessageError(
+                    f"NaN or infinity in '{name}' ({bad} of {tensor.numel()} values)"
+                )
+
+
+def _names(names: object) -> str:
+    return ", ".join(sorted(names)) or "none"  # type: ignore[call-overload]

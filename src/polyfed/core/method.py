@@ -1,0 +1,112 @@
+"""Method: hyper-parameters, and a few functions on the explicit state of a node.
+
+One tick, for every engine and topology:
+
+    active nodes:   phases of local(node); message = send(node)
+    each meeting:   replies = combine(place, messages, to)
+    each receiver:  phases of receive(node, reply)
+
+A function that trains yields phases; the engine trains each before it asks for the next, so code
+after a `yield` sees the trained model.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from polyfed import check
+from polyfed.core.message import Message, Spec
+from polyfed.core.node import Name, Node
+from polyfed.core.phase import Objective, Optimiser, OptimiserName, Phase, cross_entropy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(ABC):
+    """A method; its hyper-parameters are its fields.
+
+    Attributes:
+        rounds: number of rounds (ticks, in a star).
+        batch: samples in a batch, or, below 1, the share of the node's data.
+        lr: learning rate.
+        optimiser: sgd, adam or adamw.
+        momentum: of sgd.
+        weight_decay: L2 weight decay.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    topologies: ClassVar[tuple[str, ...]] = ("star",)  # the first is the default
+
+    rounds: int = 10
+    batch: float = 32
+    lr: float = 1e-3
+    optimiser: OptimiserName = "adam"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        check.at_least(self, "rounds", 0)
+        check.positive(self, "batch")
+        self._optimiser()
+
+    def prepare(self, nodes: Sequence[Node]) -> Sequence[Node]:
+        """The federation the method works on; almost always the one it is given."""
+        return nodes
+
+    def check(self, nodes: Sequence[Node]) -> None:
+        """Raise, before any training, if the method cannot work on these nodes."""
+        return
+
+    def start(self, node: Node) -> Iterable[Phase]:
+        """Before the first tick: pre-training."""
+        return ()
+
+    @abstractmethod
+    def local(self, node: Node) -> Iterable[Phase]:
+        """This tick's training, before anything is sent."""
+
+    def sends(self, node: Node) -> Spec:
+        """What `send` returns: names, shapes, dtypes. Nothing else may leave the node."""
+        return {}
+
+    def hears(self, node: Node) -> Spec:
+        """What the node expects in reply."""
+        return self.sends(node)
+
+    def send(self, node: Node) -> Message:
+        """What leaves the node, and nothing else does."""
+        return Message({})
+
+    def combine(
+        self, place: Node, got: Mapping[Name, Message], to: Sequence[Name]
+    ) -> Mapping[Name, Message]:
+        """How messages meet: from what arrived (in name order) to a reply for each of `to`."""
+        return {}
+
+    def receive(self, node: Node, message: Message) -> Iterable[Phase]:
+        """What the node does with what it hears."""
+        return ()
+
+    def finish(self, node: Node) -> Iterable[Phase]:
+        """After the last tick: rollback, fine-tuning."""
+        return ()
+
+    def views(self, node: Node) -> Mapping[Name, Node]:
+        """The parties whose test accuracy this node answers for; almost always itself."""
+        return {node.name: node}
+
+    def phase(self, label: str, *, objective: Objective = cross_entropy, **settings: Any) -> Phase:
+        """A phase with this method's batch and optimiser."""
+        defaults: dict[str, Any] = {"batch": self.batch, "optimiser": self._optimiser()}
+        return Phase(label=label, objective=objective, **(defaults | settings))
+
+    def _optimiser(self) -> Optimiser:
+        return Optimiser(
+            name=self.optimiser,
+            lr=self.lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+        )

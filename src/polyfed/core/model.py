@@ -1,0 +1,230 @@
+"""Model: any `nn.Module`, split into named parts by module names, without rewriting it.
+
+A part owns the parameters and buffers of its modules: BatchNorm statistics travel with their part.
+What leaves a part is, by definition, what enters the next one, so a functional step between two
+modules (a flatten, a pooling) belongs to the part before it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import EllipsisType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.message import Spec, TensorSpec
+from polyfed.errors import ModelError, UnknownNameError
+
+
+class _ReachedError(Exception):
+    """Carries the value that enters a part out of the forward pass."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class Model:
+    """A network and its named parts, in the order the data passes through them."""
+
+    def __init__(self, net: nn.Module, parts: Mapping[str, tuple[str, ...]]) -> None:
+        self.net = net
+        self.parts = dict(parts)
+        self._names = {part: _owned(net, modules) for part, modules in self.parts.items()}
+        _check_cover(net, self._names)
+
+    @classmethod
+    def split(cls, net: nn.Module, **parts: str | Sequence[str] | EllipsisType) -> Model:
+        """Name the parts of a network by its module names; `...` stands for everything else.
+
+        Args:
+            net: any network; it is used as it is.
+            parts: part name = module name, several module names, or `...`, in forward order.
+
+        >>> net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+        >>> Model.split(net, trunk=..., head="2").names("trunk")
+        ['0.weight', '0.bias']
+        """
+        rest = [part for part, modules in parts.items() if modules is ...]
+        if len(rest) > 1:
+            raise ModelError(f"only one part can be '...' (the rest), got {', '.join(rest)}.")
+        chosen = {p: _as_names(m) for p, m in parts.items() if not isinstance(m, EllipsisType)}
+        if rest:
+            taken = {name for modules in chosen.values() for name in modules}
+            chosen[rest[0]] = _complement(net, taken)
+        return cls(net, {part: chosen[part] for part in parts})
+
+    @classmethod
+    def none(cls) -> Model:
+        """The model of a node that has no network, such as a plain hub."""
+        return cls(nn.Identity(), {})
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The network's output."""
+        out: Tensor = self.net(x)
+        return out
+
+    def output(self, x: Tensor, part: str) -> Tensor:
+        """What leaves `part` when `x` enters the network: the input of the part after it."""
+        self._check_parts([part])
+        order = list(self.parts)
+        following = order[order.index(part) + 1 :]
+        if not following:
+            return self(x)
+        handles = [
+            self.net.get_submodule(name).register_forward_pre_hook(_raise_input)
+            for name in self.parts[following[0]]
+        ]
+        try:
+            self.net(x)
+        except _ReachedError as reached:
+            value: Tensor = reached.value
+            return value
+        finally:
+            for handle in handles:
+                handle.remove()
+        raise ModelError(
+            f"the forward pass never reached part '{following[0]}' "
+            f"({', '.join(self.parts[following[0]])}), so part '{part}' has no output."
+        )
+
+    def output_size(self, x: Tensor, part: str) -> int:
+        """Width of what leaves `part`; it must be one vector per sample."""
+        training = self.net.training
+        self.net.eval()
+        try:
+            with torch.no_grad():
+                out = self.output(x, part)
+        finally:
+            self.net.train(training)
+        if out.dim() != 2:
+            raise ModelError(
+                f"part '{part}' puts out {list(out.shape[1:])} per sample, expected one vector. "
+                "End it with a flatten or a linear layer."
+            )
+        return out.shape[1]
+
+    def names(self, *parts: str) -> list[str]:
+        """Names of the parameters and buffers of these parts (of all, if none is given)."""
+        self._check_parts(parts)
+        wanted = {n for p in (parts or self.parts) for n in self._names[p]}
+        return [name for name in self.net.state_dict() if name in wanted]
+
+    def parameters(self, *parts: str) -> list[nn.Parameter]:
+        """The trainable parameters of these parts (of all, if none is given)."""
+        wanted = set(self.names(*parts))
+        return [p for name, p in self.net.named_parameters() if name in wanted]
+
+    def state(self, *parts: str) -> dict[str, Tensor]:
+        """A copy of the parameters and buffers of these parts (of all, if none is given)."""
+        everything = self.net.state_dict()
+        return {name: everything[name].detach().clone() for name in self.names(*parts)}
+
+    def spec(self, *parts: str) -> Spec:
+        """Names, shapes and dtypes of what `state` returns."""
+        everything = self.net.state_dict()
+        return {name: TensorSpec.of(everything[name]) for name in self.names(*parts)}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Copy values into the parameters and buffers they name; the others stay."""
+        everything = self.net.state_dict()
+        for name, value in state.items():
+            if name not in everything:
+                raise UnknownNameError("parameter", name, everything)
+            if everything[name].shape != value.shape:
+                raise ModelError(
+                    f"'{name}' has shape {list(everything[name].shape)} here, "
+                    f"got {list(value.shape)}."
+                )
+        with torch.no_grad():
+            for name, value in state.items():
+                everything[name].copy_(value)
+
+    @contextmanager
+    def moving(self, *parts: str) -> Iterator[list[nn.Parameter]]:
+        """Train these parts only: the others are frozen and in eval mode (no dropout, no drift)."""
+        self._check_parts(parts)
+        moving = parts or tuple(self.parts)
+        parameters = self.parameters(*moving)
+        before = [(p, p.requires_grad) for p in self.net.parameters()]
+        for p, _ in before:
+            p.requires_grad_(False)
+        for p in parameters:
+            p.requires_grad_(True)
+        self.net.train()
+        for part in self.parts.keys() - set(moving):
+            for module in self._modules(part):
+                module.eval()
+        try:
+            yield parameters
+        finally:
+            for p, required in before:
+                p.requires_grad_(required)
+
+    def copy(self) -> Model:
+        """An independent copy with the same values."""
+        return Model(copy.deepcopy(self.net), self.parts)
+
+    def _modules(self, part: str) -> Iterator[nn.Module]:
+        known = dict(self.net.named_modules())
+        return (known[name] for name in self.parts[part] if name in known)
+
+    def _check_parts(self, parts: Iterable[str]) -> None:
+        for part in parts:
+            if part not in self.parts:
+                raise UnknownNameError("part", part, self.parts)
+
+
+def _raise_input(module: nn.Module, args: tuple[Any, ...]) -> None:
+    raise _ReachedError(args[0])
+
+
+def _as_names(modules: str | Sequence[str]) -> tuple[str, ...]:
+    return (modules,) if isinstance(modules, str) else tuple(modules)
+
+
+def _within(name: str, module: str) -> bool:
+    return name == module or name.startswith(module + ".")
+
+
+def _owned(net: nn.Module, modules: tuple[str, ...]) -> frozenset[str]:
+    known = {name for name, _ in net.named_modules()} | set(net.state_dict())
+    for module in modules:
+        if module not in known:
+            raise UnknownNameError("module", module, (n for n, _ in net.named_children()))
+    return frozenset(n for n in net.state_dict() if any(_within(n, m) for m in modules))
+
+
+def _complement(net: nn.Module, taken: set[str]) -> tuple[str, ...]:
+    """The largest modules (and bare parameters) that contain nothing of what is taken."""
+
+    def walk(prefix: str, module: nn.Module) -> Iterator[str]:
+        for name, child in module.named_children():
+            path = f"{prefix}{name}"
+            if path in taken:
+                continue
+            if any(t.startswith(path + ".") for t in taken):
+                yield from walk(path + ".", child)
+            else:
+                yield path
+        own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        yield from (f"{prefix}{n}" for n, _ in own if prefix and f"{prefix}{n}" not in taken)
+        if not prefix:
+            yield from (n for n, _ in own if n not in taken)
+
+    return tuple(walk("", net))
+
+
+def _check_cover(net: nn.Module, names: Mapping[str, frozenset[str]]) -> None:
+    for name in net.state_dict():
+        owners = [part for part, owned in names.items() if name in owned]
+        if not owners:
+            raise ModelError(
+                f"'{name}' belongs to no part. Name its module in one of {', '.join(names)}, "
+                "or give one part as '...' (everything else)."
+            )
+        if len(owners) > 1:
+            raise ModelError(f"'{name}' belongs to several parts: {', '.join(owners)}.")

@@ -1,0 +1,127 @@
+"""Phase: one stretch of local training, as data.
+
+An engine that sees equal phases of equally shaped nodes may train them as one computation; an
+engine with one node runs the same list. So a phase says *what* to train, never *how*.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from polyfed import check
+from polyfed.core.model import Model
+from polyfed.errors import ConfigError
+
+OptimiserName = Literal["sgd", "adam", "adamw"]
+
+
+class Objective(Protocol):
+    """A scalar loss of a batch: the mean over its samples."""
+
+    def __call__(self, model: Model, x: Tensor, y: Tensor | None) -> Tensor:
+        """The loss of `model` on inputs `x` with targets `y`."""
+        ...
+
+
+def cross_entropy(model: Model, x: Tensor, y: Tensor | None) -> Tensor:
+    """Classification: cross-entropy of the network's output against class labels."""
+    if y is None:
+        raise ConfigError("cross_entropy needs labels, but this split has none.")
+    return functional.cross_entropy(model(x), y)
+
+
+@dataclass(frozen=True)
+class MatchOutput:
+    """Distillation: mean squared distance between a part's output and given targets."""
+
+    part: str
+    weight: float = 1.0
+
+    def __call__(self, model: Model, x: Tensor, y: Tensor | None) -> Tensor:
+        """The weighted mean of (output - target)^2, over batch and dimensions."""
+        if y is None:
+            raise ConfigError("MatchOutput needs targets: set Phase.target.")
+        return self.weight * functional.mse_loss(model.output(x, self.part), y)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimiser:
+    """Which optimiser, with which settings."""
+
+    name: OptimiserName = "adam"
+    lr: float = 1e-3
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        check.one_of(self, "name", ("sgd", "adam", "adamw"))
+        check.positive(self, "lr")
+        check.between(self, "momentum", 0, 1)
+        check.at_least(self, "weight_decay", 0)
+        if self.momentum and self.name != "sgd":
+            raise ConfigError(
+                f"momentum={self.momentum} is for sgd, but the optimiser is {self.name}."
+            )
+
+    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """A fresh optimiser over these parameters."""
+        if self.name == "sgd":
+            return torch.optim.SGD(
+                parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
+            )
+        kind = torch.optim.Adam if self.name == "adam" else torch.optim.AdamW
+        return kind(parameters, lr=self.lr, weight_decay=self.weight_decay)
+
+
+@dataclass(frozen=True)
+class EarlyStop:
+    """Stop when the objective on `split` has not improved for `patience` epochs; restore the best.
+
+    A node without that split trains to the end.
+    """
+
+    split: str = "val_es"
+    patience: int = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """One stretch of local training.
+
+    Attributes:
+        label: what to call it in metrics and progress.
+        objective: the loss.
+        parts: the parts that move; the others stay, bit for bit. Empty means all.
+        split: the data it trains on.
+        target: name of a tensor in the node's memory that takes the labels' place.
+        epochs: passes over the split, or
+        steps: optimiser steps, whichever is given.
+        batch: samples in a batch, or, below 1, the share of the split.
+        optimiser: made afresh for the phase.
+        stop: the stopping rule.
+    """
+
+    label: str
+    objective: Objective
+    parts: tuple[str, ...] = ()
+    split: str = "train"
+    target: str | None = None
+    epochs: int | None = None
+    steps: int | None = None
+    batch: float = 32
+    optimiser: Optimiser = Optimiser()
+    stop: EarlyStop | None = None
+
+    def __post_init__(self) -> None:
+        if (self.epochs is None) == (self.steps is None):
+            raise ConfigError(f"phase '{self.label}': give either epochs or steps.")
+
+    def batch_size(self, num_examples: int) -> int:
+        """Samples in a batch: max(1, round(ratio * n)) for a share, else the number itself."""
+        size = round(self.batch * num_examples) if self.batch < 1 else int(self.batch)
+        return max(1, min(size, num_examples))

@@ -1,0 +1,1 @@
+"""Engines: how the nodes run. Same method, same numbers."""

@@ -1,0 +1,66 @@
+"""The gate before round 0: everything about a federation that can be known before training."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import torch
+
+from polyfed.core.data import Data
+from polyfed.core.node import Node
+from polyfed.errors import ConfigError, DataError, ModelError
+from polyfed.train import outputs
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+
+
+def check_federation(nodes: Sequence[Node]) -> None:
+    """Raise, naming the node and the cause, unless every node can train and be evaluated."""
+    if not nodes:
+        raise ConfigError("a federation needs at least one node, got none.")
+    names = [node.name for node in nodes]
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"node name {name!r}: use letters, digits, '.', '_' and '-' only.")
+        if names.count(name) > 1:
+            raise ConfigError(f"two nodes are called {name}. Names must be unique.")
+    seen: set[int] = set()
+    for node in nodes:
+        _check_node(node, seen)
+
+
+def _check_node(node: Node, seen: set[int]) -> None:
+    if "train" not in node.data:
+        raise DataError(f"node {node.name} has no split 'train'. Its splits: {_listed(node.data)}.")
+    own = {n: s for n, s in node.data.items() if id(s.x) not in seen}
+    Data(may_miss_classes=node.data.may_miss_classes, **own).check(node.name)
+    seen.update(id(split.x) for split in node.data.values())
+    width = _output_width(node)
+    for name, split in node.data.items():
+        y = split.y
+        if y is None or y.dim() != 1 or y.is_floating_point():
+            continue
+        low, high = int(y.min()), int(y.max())
+        if low < 0 or high >= width:
+            raise DataError(
+                f"node {node.name}, split '{name}': labels run from {low} to {high}, but the "
+                f"network has {width} outputs (labels 0 to {width - 1}). Relabel the data, or "
+                "widen the head."
+            )
+
+
+def _output_width(node: Node) -> int:
+    sample = node.data["train"].x[:1]
+    try:
+        with torch.no_grad():
+            return outputs(node.model, sample).shape[-1]
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise ModelError(
+            f"the network of node {node.name} does not take its data, of shape "
+            f"{list(sample.shape[1:])} a sample: {error}"
+        ) from error
+
+
+def _listed(data: Data) -> str:
+    return ", ".join(data) or "none"

@@ -1,0 +1,101 @@
+"""Progress of a run: a bar on a terminal, a line a round elsewhere, nothing if not wanted."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+from polyfed.core.node import Name
+
+
+class Progress:
+    """Shows nothing."""
+
+    def begin(self, title: str, rounds: int) -> None:
+        """A run of so many rounds begins."""
+
+    def skip(self, rounds: int) -> None:
+        """So many rounds were done before (resume)."""
+
+    def working(self, node: Name, phase: str) -> None:
+        """A node begins a phase."""
+
+    def round_done(self, tick: int, accuracies: Mapping[Name, float]) -> None:
+        """A round is over; accuracies are empty when none was due."""
+
+    def end(self) -> None:
+        """The run is over."""
+
+
+class Bar(Progress):
+    """A bar on standard error: round, who does what, mean accuracy, time left."""
+
+    def __init__(self) -> None:
+        from rich import progress
+        from rich.console import Console
+
+        self._bar = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(bar_width=24),
+            progress.TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
+            progress.TextColumn("{task.fields[accuracy]}"),
+            progress.TimeRemainingColumn(elapsed_when_finished=True),
+            progress.TextColumn("[dim]{task.fields[doing]}"),
+            console=Console(stderr=True),
+        )
+        self._task: progress.TaskID | None = None
+
+    def begin(self, title: str, rounds: int) -> None:
+        """Add a bar."""
+        self._bar.start()
+        self._task = self._bar.add_task(title, total=rounds, accuracy="", doing="starting")
+
+    def skip(self, rounds: int) -> None:
+        """Move on to where the run stands."""
+        self._update(completed=rounds)
+
+    def working(self, node: Name, phase: str) -> None:
+        """Name the node and its phase."""
+        self._update(doing=f"{node} {phase}")
+
+    def round_done(self, tick: int, accuracies: Mapping[Name, float]) -> None:
+        """Move on by one round."""
+        shown = {"accuracy": f"accuracy {_mean(accuracies):.3f}"} if accuracies else {}
+        self._update(completed=tick, **shown)
+
+    def end(self) -> None:
+        """Leave the bar as it is."""
+        self._update(doing="")
+        self._bar.stop()
+        if self._task is not None:
+            self._bar.remove_task(self._task)
+
+    def _update(self, **fields: object) -> None:
+        if self._task is not None:
+            self._bar.update(self._task, **fields)  # type: ignore[arg-type]
+
+
+class Lines(Progress):
+    """One line a round on standard error, for logs."""
+
+    def begin(self, title: str, rounds: int) -> None:
+        """Remember what runs."""
+        self._title, self._rounds = title, rounds
+
+    def round_done(self, tick: int, accuracies: Mapping[Name, float]) -> None:
+        """Print one line."""
+        shown = f"  accuracy {_mean(accuracies):.4f}" if accuracies else ""
+        sys.stderr.write(f"{self._title}  round {tick}/{self._rounds}{shown}\n")
+
+
+def suited(wanted: bool | None) -> Progress:
+    """The progress that suits where standard error goes; None shows it on terminals only."""
+    if wanted is False:
+        return Progress()
+    if sys.stderr.isatty():
+        return Bar()
+    return Lines() if wanted else Progress()
+
+
+def _mean(accuracies: Mapping[Name, float]) -> float:
+    return sum(accuracies.values()) / len(accuracies)

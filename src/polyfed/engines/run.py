@@ -1,0 +1,226 @@
+"""`run` and `resume`: one method on one federation, from the start or from where it stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from polyfed import methods, options, tasks, topologies
+from polyfed.core.method import Method
+from polyfed.core.node import Name, Node
+from polyfed.engines.local import LocalEngine, Settings
+from polyfed.engines.progress import Progress, suited
+from polyfed.engines.table import Text, run_table
+from polyfed.errors import ConfigError, RunError
+from polyfed.record import Ledger, Log, Recorder
+from polyfed.record.log import read
+from polyfed.record.recorder import read_config, read_result
+from polyfed.tasks import Task
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    Attributes:
+        method: name of the method.
+        accuracy: final test accuracy of every node.
+        metrics: everything recorded, a dictionary a line.
+        ledger: every message that crossed.
+        faults: every message refused, every absence, every divergence.
+        folder: where it is written, if anywhere.
+        nodes: the trained nodes, where the run happened in this process.
+        places: the hubs, likewise.
+    """
+
+    method: str
+    accuracy: Mapping[Name, float]
+    metrics: Sequence[Mapping[str, Any]]
+    ledger: Ledger
+    faults: Sequence[Mapping[str, Any]]
+    folder: Path | None = None
+    nodes: Mapping[Name, Node] = field(default_factory=dict)
+    places: Mapping[Name, Node] = field(default_factory=dict)
+
+    @property
+    def mean_accuracy(self) -> float:
+        """Mean over nodes of the final test accuracy."""
+        return sum(self.accuracy.values()) / max(1, len(self.accuracy))
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock time of all rounds."""
+        return float(sum(m["seconds"] for m in self.metrics if "seconds" in m))
+
+    def table(self) -> Text:
+        """The result as a table to read."""
+        return run_table(self)
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Run:
+        """Read a run folder; a run that is not finished shows what it has so far."""
+        folder = Path(folder)
+        config = read_config(folder)
+        if "method" not in config:
+            raise RunError(f"{folder} holds a comparison, not a single run.")
+        metrics = read(folder / "metrics.jsonl")
+        result = read_result(folder)
+        last = {m["node"]: m["test_accuracy"] for m in metrics if "test_accuracy" in m}
+        log = Log()
+        log.records = read(folder / "ledger.jsonl")
+        faults = read(folder / "faults.jsonl")
+        accuracy = result["accuracy"] if result else last
+        return cls(config["method"], accuracy, metrics, Ledger(log), faults, folder)
+
+
+def run(
+    method: Method,
+    task: Task | Sequence[Node],
+    *,
+    nodes: Sequence[Node] | None = None,
+    seed: int = 0,
+    topology: str | None = None,
+    device: str = "cpu",
+    evaluate_every: int = 1,
+    absent: Mapping[int, Sequence[Name]] | None = None,
+    folder: str | Path | None = None,
+    progress: bool | None = None,
+) -> Run:
+    """Train a federation with a method.
+
+    Args:
+        method: the method with its hyper-parameters, such as `FedLinked(rounds=7)`.
+        task: a ready-made task such as `tasks.digits()`, or your own nodes.
+        nodes: the task's nodes for this seed, if they have been made already.
+        seed: same seed, same numbers.
+        topology: name of a topology; None takes the method's first.
+        device: cpu, cuda, cuda:0, ...
+        evaluate_every: rounds between evaluations.
+        absent: nodes that are away in a round: `{3: ["M1"]}`.
+        folder: where to write the run; None keeps it in memory.
+        progress: True, False, or None for terminals only.
+    """
+    settings = Settings(
+        seed, device, evaluate_every, {t: tuple(away) for t, away in (absent or {}).items()}
+    )
+    name = _topology_name(method, topology)
+    nodes = _federation(task, seed) if nodes is None else nodes
+    recorder = Recorder.in_memory()
+    engine = _engine(method, nodes, name, settings, recorder, suited(progress))
+    if folder is not None:
+        engine.recorder = Recorder.create(Path(folder), _config(method, task, name, settings))
+    return _finish(engine, None)
+
+
+def resume(
+    folder: str | Path,
+    *,
+    method: Method | None = None,
+    nodes: Sequence[Node] | None = None,
+    progress: bool | None = None,
+) -> Run:
+    """Continue a run that was interrupted; a finished one is only read.
+
+    Args:
+        folder: the run's folder.
+        method: the method, if it is one of your own.
+        nodes: the nodes, if they are your own rather than a ready-made task's.
+        progress: True, False, or None for terminals only.
+    """
+    folder = Path(folder)
+    config = read_config(folder)
+    if read_result(folder) is not None:
+        return Run.open(folder)
+    if method is None:
+        method = options.build(
+            methods.load(config["method"]), config["options"], f"method {config['method']}"
+        )
+    settings = options.build(Settings, config["settings"], "settings")
+    if nodes is None:
+        if config["task"] is None:
+            raise RunError(
+                f"{folder} was run on your own nodes: continue it in Python with "
+                "polyfed.resume(folder, nodes=...)."
+            )
+        task = tasks.make(config["task"], config["task_options"])
+        nodes = task.nodes(settings.seed)
+    shown = suited(progress)
+    engine = _engine(method, nodes, config["topology"], settings, Recorder.in_memory(), shown)
+    engine.recorder, point = Recorder.reopen(folder)
+    return _finish(engine, point)
+
+
+def _finish(engine: LocalEngine, point: Any) -> Run:
+    recorder = engine.recorder
+    try:
+        accuracy = engine.run(point)
+        recorder.finish({"accuracy": accuracy})
+    finally:
+        recorder.close()
+        engine.progress.end()
+    return Run(
+        engine.method.name,
+        accuracy,
+        recorder.metrics.records,
+        recorder.ledger,
+        recorder.faults.records,
+        recorder.folder,
+        engine.nodes,
+        engine.places,
+    )
+
+
+def _engine(
+    method: Method,
+    nodes: Sequence[Node],
+    topology: str,
+    settings: Settings,
+    recorder: Recorder,
+    progress: Progress,
+) -> LocalEngine:
+    return LocalEngine(method, nodes, topologies.make(topology), settings, recorder, progress)
+
+
+def _federation(task: Task | Sequence[Node], seed: int) -> Sequence[Node]:
+    return task.nodes(seed) if isinstance(task, Task) else list(task)
+
+
+def _topology_name(method: Method, wanted: str | None) -> str:
+    if wanted is None:
+        return method.topologies[0]
+    topologies.make(wanted)
+    if wanted not in method.topologies:
+        raise ConfigError(f"{method.name} runs on {', '.join(method.topologies)}, not on {wanted}.")
+    return wanted
+
+
+def _config(
+    method: Method, task: Task | Sequence[Node], topology: str, settings: Settings
+) -> dict[str, Any]:
+    named = isinstance(task, Task)
+    return {
+        "method": method.name,
+        "options": plain(method),
+        "task": task.name if isinstance(task, Task) else None,
+        "task_options": plain(task) if named else {},
+        "topology": topology,
+        "settings": plain(settings),
+    }
+
+
+def plain(config: Any) -> dict[str, Any]:
+    """The fields of a configuration as YAML and JSON can hold them."""
+
+    def simple(value: Any) -> Any:
+        if isinstance(value, Path):
+            return str(value.resolve())
+        if isinstance(value, (tuple, list)):
+            return [simple(v) for v in value]
+        if isinstance(value, Mapping):
+            return {k: simple(v) for k, v in value.items()}
+        return value
+
+    return {f: simple(getattr(config, f)) for f in (x.name for x in dataclasses.fields(config))}

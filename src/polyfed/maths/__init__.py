@@ -1,0 +1,1 @@
+"""Equations as functions of tensors: no networks, no nodes, no messages."""

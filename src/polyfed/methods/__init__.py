@@ -1,0 +1,25 @@
+"""Methods, one file each. The table maps a name to its class without importing any of them."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from polyfed.core.method import Method
+from polyfed.errors import UnknownNameError
+
+METHODS: dict[str, tuple[str, str]] = {
+    "local": ("local", "Local"),
+    "joint": ("joint", "Joint"),
+    "fedavg": ("fedavg", "FedAvg"),
+    "fedavg-trunk": ("fedavg_trunk", "FedAvgTrunk"),
+    "fedlinked": ("fedlinked", "FedLinked"),
+}
+
+
+def load(name: str) -> type[Method]:
+    """The class of the method of that name."""
+    if name not in METHODS:
+        raise UnknownNameError("method", name, METHODS)
+    module, cls = METHODS[name]
+    found: type[Method] = getattr(import_module(f"polyfed.methods.{module}"), cls)
+    return found

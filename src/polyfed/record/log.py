@@ -1,0 +1,91 @@
+"""An append-only list of JSON records, in memory and, for a run with a folder, on disk.
+
+`sync` makes everything so far durable and returns the length in bytes; a checkpoint stores that
+length, and `reopen` cuts the file back to it, so a resumed run writes no record twice.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from polyfed.errors import RunError
+
+Record = dict[str, Any]
+
+
+class Log:
+    """One JSON object a line."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.records: list[Record] = []
+        self._path = path
+        self._file = None if path is None else path.open("a", encoding="utf-8")
+
+    @classmethod
+    def reopen(cls, path: Path, length: int) -> Log:
+        """Continue a log at `length` bytes; whatever stands after that is dropped."""
+        path.touch()
+        if path.stat().st_size < length:
+            raise RunError(
+                f"{path} has {path.stat().st_size} bytes, but its checkpoint counts {length}: "
+                "it was cut or edited."
+            )
+        os.truncate(path, length)
+        log = cls(path)
+        log.records = read(path)
+        return log
+
+    def append(self, record: Record) -> None:
+        """Add one record."""
+        self.records.append(record)
+        if self._file is not None:
+            self._guard(lambda: self._file.write(json.dumps(_plain(record)) + "\n"))
+
+    def sync(self) -> int:
+        """Make all records durable; the length of the file."""
+        if self._file is None:
+            return 0
+        self._guard(self._flush)
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Flush and close."""
+        if self._file is not None:
+            self._guard(self._file.close)
+
+    def _flush(self) -> None:
+        if self._file is not None:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def _guard(self, action: Any) -> None:
+        try:
+            action()
+        except OSError as error:
+            raise RunError(
+                f"could not write {self._path}: {error.strerror or error}. The last checkpoint is "
+                "intact: make room, then continue with `polyfed resume`."
+            ) from error
+
+
+def read(path: Path) -> list[Record]:
+    """All whole records of a log; a last line that a crash cut short is left out."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines[:-1] if line]
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN: it becomes null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return value

@@ -1,0 +1,149 @@
+"""Recorder: what a run writes down, in memory and, if it has one, in its folder.
+
+RUN/config.yaml        enough to run it again
+RUN/environment.json   versions and machine
+RUN/metrics.jsonl      accuracy, losses and notes, a line a node and tick
+RUN/ledger.jsonl       every message that crossed
+RUN/faults.jsonl       every message refused, every node absent
+RUN/checkpoints/       the state after the last ticks
+RUN/result.json        written last: a run that has it is finished
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import platform
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from polyfed.core.node import Node
+from polyfed.errors import RunError
+from polyfed.record import checkpoint
+from polyfed.record.files import write_text
+from polyfed.record.ledger import Ledger
+from polyfed.record.log import Log
+
+FORMAT = 1
+_LOGS = ("metrics", "ledger", "faults")
+_CONFIG, _RESULT = "config.yaml", "result.json"
+
+
+class Recorder:
+    """The three logs of a run, and its checkpoints."""
+
+    def __init__(
+        self, folder: Path | None, logs: Mapping[str, Log], lock: IO[str] | None = None
+    ) -> None:
+        self.folder = folder
+        self.metrics, self.faults = logs["metrics"], logs["faults"]
+        self.ledger = Ledger(logs["ledger"])
+        self._logs, self._lock = logs, lock
+
+    @classmethod
+    def in_memory(cls) -> Recorder:
+        """A recorder that keeps everything in memory only."""
+        return cls(None, {name: Log() for name in _LOGS})
+
+    @classmethod
+    def create(cls, folder: Path, config: Mapping[str, Any]) -> Recorder:
+        """Begin a run in an empty or new folder."""
+        if folder.exists() and any(folder.iterdir()):
+            raise RunError(
+                f"{folder} exists and is not empty. Choose another folder, or continue that run "
+                f"with `polyfed resume {folder}`."
+            )
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"could not make {folder}: {error.strerror or error}.") from error
+        write_text(folder / "environment.json", json.dumps(environment(), indent=2) + "\n")
+        text = yaml.safe_dump({"format": FORMAT, **config}, sort_keys=False)
+        write_text(folder / _CONFIG, text)
+        lock = _lock(folder)
+        return cls(folder, {name: Log(folder / f"{name}.jsonl") for name in _LOGS}, lock)
+
+    @classmethod
+    def reopen(cls, folder: Path) -> tuple[Recorder, checkpoint.Checkpoint | None]:
+        """Continue a run: its logs, cut back to its newest checkpoint, and that checkpoint."""
+        read_config(folder)
+        lock = _lock(folder)
+        point = checkpoint.latest(folder / "checkpoints")
+        lengths = dict.fromkeys(_LOGS, 0) if point is None else point.lengths
+        logs = {name: Log.reopen(folder / f"{name}.jsonl", lengths[name]) for name in _LOGS}
+        return cls(folder, logs, lock), point
+
+    def checkpoint(self, tick: int, nodes: Iterable[Node]) -> None:
+        """Make everything up to this tick durable."""
+        if self.folder is not None:
+            lengths = {name: log.sync() for name, log in self._logs.items()}
+            checkpoint.save(self.folder / "checkpoints", tick, nodes, lengths)
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Write the result: the run is over."""
+        if self.folder is not None:
+            for log in self._logs.values():
+                log.sync()
+            write_text(self.folder / _RESULT, json.dumps(result, indent=2) + "\n")
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for log in self._logs.values():
+            log.close()
+        if self._lock is not None:
+            self._lock.close()
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The configuration of a run folder, if this version can read it."""
+    path = folder / _CONFIG
+    if not path.exists():
+        raise RunError(f"{folder} is not a run folder: it has no {_CONFIG}.")
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise RunError(f"{path} is not YAML: {error}") from error
+    found = config.get("format") if isinstance(config, dict) else None
+    if found != FORMAT:
+        raise RunError(
+            f"{folder} has run-folder format {found}, this polyfed reads {FORMAT}. "
+            "Open it with the version named in its environment.json."
+        )
+    return dict(config)
+
+
+def read_result(folder: Path) -> dict[str, Any] | None:
+    """The result of a finished run; None while it is not."""
+    path = folder / _RESULT
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def environment() -> dict[str, str]:
+    """Versions and machine."""
+    import numpy
+    import torch
+
+    import polyfed
+
+    return {
+        "polyfed": polyfed.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "platform": platform.platform(),
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+def _lock(folder: Path) -> IO[str]:
+    handle = (folder / ".lock").open("w")
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        handle.close()
+        raise RunError(f"{folder} is being written by another process.") from error
+    return handle

@@ -1,0 +1,276 @@
+"""CIFAR-10, SVHN and MNIST as federations, from their publishers' files.
+
+CIFAR-10 and SVHN are split as FedLinked splits them (Kadar 2021, section 4.1), unless another
+partition is asked for; networks and hyper-parameters are those of its Table 4.4.
+Pixels are scaled to [-1, 1].
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from polyfed import check
+from polyfed.core.data import Data
+from polyfed.core.node import Node
+from polyfed.models.cnn import conv_net
+from polyfed.models.mlp import mlp
+from polyfed.random import stream
+from polyfed.tasks import files
+from polyfed.tasks.files import Images
+from polyfed.tasks.partition import parse
+from polyfed.tasks.split import fedlinked_split, stratified
+from polyfed.tasks.task import Task, data_folder, node_names
+
+FEDLINKED = "fedlinked"
+_FRACTIONS = {"train": 0.65, "val_es": 0.05, "val_rb": 0.05, "test": 0.25}
+_QUICK_SHARE, _QUICK = 12, {"rounds": 2, "batch": 32, "lr": 1e-3, "init_epochs": 3}
+_QUICK_EPOCHS = {"distil_epochs": 2, "finetune_epochs": 1, "local_epochs": 2}
+
+Recipe = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageTask(Task):
+    """What the three sets have in common.
+
+    Attributes:
+        data: folder with the published files; else the environment variable POLYFED_DATA.
+        partition: fedlinked, iid, dirichlet:0.1, pathological:2, classes:0,1/1,2, writer,
+            permute:8,9@7.
+        num_nodes: number of nodes, where the partition leaves it open.
+        public: share of all images set aside without labels, where the partition is not fedlinked.
+        heads: an output for every class (whole networks can be averaged) or for own classes.
+        relu: a ReLU after the representation.
+    """
+
+    needs_data: ClassVar[bool] = True
+    groups: ClassVar[tuple[tuple[int, ...], ...]] = ()
+    recipes: ClassVar[Mapping[str, Recipe]] = {}
+
+    data: Path | None = None
+    partition: str = FEDLINKED
+    num_nodes: int = 3
+    public: float = 0.1
+    heads: Literal["own", "all"] = "own"
+    relu: bool = False
+
+    def __post_init__(self) -> None:
+        check.at_least(self, "num_nodes", 1)
+        check.between(self, "public", 0, 0.9)
+        if self.partition != FEDLINKED:
+            parse(self.partition)
+
+    @abstractmethod
+    def read(self, folder: Path) -> Images:
+        """The published images."""
+
+    @abstractmethod
+    def make_network(self, image: tuple[int, int, int], classes: int) -> nn.Module:
+        """The network of a node."""
+
+    def nodes(self, seed: int) -> list[Node]:
+        """The federation of a seed."""
+        images = _cached(self.read, data_folder(self.data, self.name))
+        generator = stream(seed, "split", self.name)
+        if self.partition == FEDLINKED:
+            split = fedlinked_split(images.y, self.groups, generator, totals=images.totals)
+            return self._assemble(seed, images, split.nodes, split.public)
+        return self._partitioned(seed, images, generator)
+
+    def recipe(self, method: str) -> Recipe:
+        """FedLinked's Table 4.4 on its own split; a short one for `quick`."""
+        chosen = self.recipes.get(method, {}) if self.partition == FEDLINKED else {}
+        if not self.quick:
+            return chosen
+        own = chosen.keys() & _QUICK_EPOCHS.keys()
+        return {**chosen, **_QUICK, **{name: _QUICK_EPOCHS[name] for name in own}}
+
+    def _partitioned(self, seed: int, images: Images, generator: torch.Generator) -> list[Node]:
+        rule = parse(self.partition)
+        order = torch.randperm(len(images.y), generator=generator)
+        aside = round(self.public * len(order))
+        public, rest = order[:aside], order[aside:].sort().values
+        writers = None if images.writers is None else images.writers[rest]
+        dealt = rule.assign(images.y[rest], self.num_nodes, generator, writers=writers)
+        splits = [
+            {n: part[i] for n, i in stratified(images.y[part], _FRACTIONS, generator).items()}
+            for part in (rest[index] for index in dealt)
+        ]
+        return self._assemble(seed, images, splits, public, rule.relabel, may_miss=True)
+
+    def _assemble(
+        self,
+        seed: int,
+        images: Images,
+        splits: Sequence[Mapping[str, Tensor]],
+        public: Tensor,
+        relabel: Callable[[int, Tensor], Tensor] = lambda k, y: y,
+        *,
+        may_miss: bool = False,
+    ) -> list[Node]:
+        common = self._pixels(images, public) if len(public) else None
+        names = node_names(len(splits))
+        nodes = []
+        for k, (name, split) in enumerate(zip(names, splits, strict=True)):
+            labels = {n: relabel(k, images.y[self._fewer(i)]) for n, i in split.items()}
+            held = torch.cat([*labels.values()]).unique()
+            own = held if self.heads == "own" else torch.arange(len(images.classes))
+            pairs = {
+                n: (self._pixels(images, i), torch.searchsorted(own, labels[n]))
+                for n, i in split.items()
+            }
+            classes = tuple(images.classes[c] for c in own.tolist())
+            depth, height, width = images.x.shape[1:]
+            make = partial(self.make_network, (depth, height, width), len(classes))
+            data = Data(may_miss_classes=may_miss or self.quick, public=common, **pairs)
+            nodes.append(Node(name, data, self.network(seed, name, make), classes))
+        return nodes
+
+    def _pixels(self, images: Images, index: Tensor) -> Tensor:
+        return images.x[self._fewer(index)].float() / 127.5 - 1
+
+    def _fewer(self, index: Tensor) -> Tensor:
+        return index[::_QUICK_SHARE] if self.quick else index
+
+
+_CIFAR10_RECIPES: Mapping[str, Recipe] = {
+    "fedlinked": {
+        "rounds": 7,
+        "lr": 2e-4,
+        "batch": 0.02,
+        "eta": 2.97,
+        "init_epochs": 19,
+        "distil_epochs": 18,
+        "finetune_epochs": 13,
+        "local_epochs": 17,
+    },
+    "fedavg-trunk": {
+        "rounds": 9,
+        "lr": 4e-4,
+        "batch": 0.03,
+        "init_epochs": 16,
+        "finetune_epochs": 8,
+        "local_epochs": 13,
+    },
+    "local": {"rounds": 10, "lr": 2e-4, "batch": 0.03, "init_epochs": 24, "local_epochs": 20},
+    "joint": {"rounds": 10, "lr": 2e-4, "batch": 0.01, "init_epochs": 24, "local_epochs": 20},
+    "fedavg": {"rounds": 9, "lr": 4e-4, "batch": 0.03, "local_epochs": 13},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cifar10(ImageTask):
+    """Images of ten classes, 32 x 32, in colour; two nodes with animals, one with vehicles."""
+
+    name: ClassVar[str] = "cifar10"
+    title: ClassVar[str] = "CIFAR-10 as FedLinked splits it, or by any partition"
+    groups: ClassVar[tuple[tuple[int, ...], ...]] = ((3, 4, 5, 7), (3, 4, 6), (0, 1, 8, 9))
+    recipes: ClassVar[Mapping[str, Recipe]] = _CIFAR10_RECIPES
+
+    def read(self, folder: Path) -> Images:
+        """CIFAR-10, binary or python version."""
+        return files.cifar10(folder)
+
+    def make_network(self, image: tuple[int, int, int], classes: int) -> nn.Module:
+        """FedLinked's network for CIFAR-10: 2,194,240 parameters in the trunk."""
+        return conv_net(
+            image,
+            classes,
+            channels=16 if self.quick else 64,
+            representation=256,
+            dropout=0.36,
+            last_dropout=0.2 if self.quick else 0.79,
+            relu=self.relu,
+        )
+
+
+_SVHN_RECIPES: Mapping[str, Recipe] = {
+    "fedlinked": {
+        "rounds": 11,
+        "lr": 3e-3,
+        "batch": 0.11,
+        "eta": 2.22,
+        "init_epochs": 30,
+        "distil_epochs": 48,
+        "finetune_epochs": 15,
+        "local_epochs": 18,
+    },
+    "fedavg-trunk": {
+        "rounds": 10,
+        "lr": 4e-4,
+        "batch": 0.01,
+        "init_epochs": 16,
+        "finetune_epochs": 20,
+        "local_epochs": 20,
+    },
+    "local": {"rounds": 10, "lr": 4e-4, "batch": 0.01, "init_epochs": 15, "local_epochs": 14},
+    "joint": {"rounds": 10, "lr": 4e-4, "batch": 0.003, "init_epochs": 15, "local_epochs": 14},
+    "fedavg": {"rounds": 10, "lr": 4e-4, "batch": 0.01, "local_epochs": 20},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Svhn(ImageTask):
+    """House numbers, 32 x 32, in colour; four digits a node."""
+
+    name: ClassVar[str] = "svhn"
+    title: ClassVar[str] = "Street View House Numbers as FedLinked splits it, or by any partition"
+    groups: ClassVar[tuple[tuple[int, ...], ...]] = ((0, 5, 6, 9), (0, 3, 6, 8), (1, 2, 4, 7))
+    recipes: ClassVar[Mapping[str, Recipe]] = _SVHN_RECIPES
+
+    def read(self, folder: Path) -> Images:
+        """SVHN's cropped digits, or the pool FedLinked draws from."""
+        return files.svhn(folder)
+
+    def make_network(self, image: tuple[int, int, int], classes: int) -> nn.Module:
+        """FedLinked's network for SVHN: 203,280 parameters in the trunk."""
+        return conv_net(
+            image,
+            classes,
+            channels=16,
+            representation=128,
+            dropout=0.24,
+            last_dropout=0.35,
+            relu=self.relu,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mnist(ImageTask):
+    """Handwritten digits, 28 x 28.
+
+    Attributes:
+        net: a perceptron 784-512, or two blocks of FedLinked's convolutional network.
+    """
+
+    name: ClassVar[str] = "mnist"
+    title: ClassVar[str] = "MNIST by any partition"
+    groups: ClassVar[tuple[tuple[int, ...], ...]] = ((0, 5, 6, 9), (0, 3, 6, 8), (1, 2, 4, 7))
+
+    partition: str = "dirichlet:0.1"
+    num_nodes: int = 20
+    heads: Literal["own", "all"] = "all"
+    net: Literal["mlp", "cnn"] = "mlp"
+
+    def read(self, folder: Path) -> Images:
+        """MNIST's idx files."""
+        return files.mnist(folder)
+
+    def make_network(self, image: tuple[int, int, int], classes: int) -> nn.Module:
+        """A small network."""
+        if self.net == "mlp":
+            return mlp(image[0] * image[1] * image[2], [512], classes, relu_trunk=self.relu)
+        return conv_net(image, classes, blocks=2, channels=16, representation=128, relu=self.relu)
+
+
+@lru_cache(maxsize=1)
+def _cached(read: Callable[[Path], Images], folder: Path) -> Images:
+    return read(folder)

@@ -1,0 +1,1 @@
+"""Checks and oracles for methods: ours, and yours."""

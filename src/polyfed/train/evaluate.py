@@ -1,0 +1,63 @@
+"""Evaluation in large batches: eval mode, no gradients, one number off the device at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.data import Split
+from polyfed.core.model import Model
+from polyfed.core.phase import Objective
+from polyfed.errors import DataError
+
+_BATCH_BYTES = 8 << 20
+_BATCH_ROWS = 256
+
+
+@contextmanager
+def evaluating(net: nn.Module) -> Iterator[None]:
+    """Eval mode without gradients; every module's mode is put back afterwards."""
+    modes = [(module, module.training) for module in net.modules()]
+    net.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def rows_per_batch(x: Tensor, limit: int = _BATCH_BYTES) -> int:
+    """Rows of `x` that make a large batch within the memory limit."""
+    row = max(1, x[:1].numel() * x.element_size())
+    return max(_BATCH_ROWS, limit // row)
+
+
+def outputs(model: Model, x: Tensor, part: str | None = None) -> Tensor:
+    """The network's output, or that of one part, for all of `x`."""
+    with evaluating(model.net):
+        chunks = x.split(rows_per_batch(x))
+        return torch.cat([model(c) if part is None else model.output(c, part) for c in chunks])
+
+
+def accuracy(model: Model, split: Split) -> float:
+    """Share of the split that the network labels correctly."""
+    if split.y is None:
+        raise DataError("accuracy needs labels, but this split has none.")
+    predicted = outputs(model, split.x).argmax(-1)
+    return float((predicted == split.y).double().mean())
+
+
+def mean_loss(model: Model, split: Split, objective: Objective) -> float:
+    """Mean of the objective over the split."""
+    rows = rows_per_batch(split.x)
+    xs = split.x.split(rows)
+    ys = [None] * len(xs) if split.y is None else split.y.split(rows)
+    total = torch.zeros((), device=split.x.device)
+    with evaluating(model.net):
+        for x, y in zip(xs, ys, strict=True):
+            total += objective(model, x, y) * len(x)
+    return float(total) / len(split)
