@@ -7,7 +7,7 @@ import pickle
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def check_pixels(x: torch.Tensor) -> None:
     np.testing.assert_array_equal(x.numpy(), pictures(0, len(x), x.shape[1], x.shape[2]))
 
 
-# ---- writers of tiny files ------------------------------------------------------------------------
+# ---- writers of tiny files -----------------------------------------------------------------------
 
 
 def write_cifar_binary(folder: Path, each: int = 2) -> Path:
@@ -57,7 +57,7 @@ def write_cifar_binary(folder: Path, each: int = 2) -> Path:
 class Python2(pickle._Pickler):
     """Writes bytes as Python 2 wrote str, which is how the published batches are written."""
 
-    dispatch = dict(pickle._Pickler.dispatch)
+    dispatch: ClassVar[dict[Any, Any]] = dict(pickle._Pickler.dispatch)
 
     def save_str(self, value: bytes) -> None:
         short = len(value) < 256
@@ -136,7 +136,7 @@ def write_mnist(folder: Path, *, packed: bool = False, writers: bool = False) ->
     return folder
 
 
-# ---- read back exactly ----------------------------------------------------------------------------
+# ---- read back exactly ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("below", ["", "cifar-10-batches-bin"])
@@ -216,7 +216,7 @@ def test_official_split(tmp_path: Path) -> None:
         files.official_split(files.svhn(write_svhn_pool(tmp_path)))
 
 
-# ---- nothing there --------------------------------------------------------------------------------
+# ---- nothing there -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_one_missing_file_is_named(tmp_path: Path) -> None:
         files.mnist(tmp_path)
 
 
-# ---- damaged --------------------------------------------------------------------------------------
+# ---- damaged -------------------------------------------------------------------------------------
 
 
 def test_truncated_idx_says_got_and_expected_bytes(tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_labels_where_images_belong(tmp_path: Path) -> None:
 
 def test_more_labels_than_images(tmp_path: Path) -> None:
     (write_mnist(tmp_path) / "t10k-labels-idx1-ubyte").write_bytes(idx(np.zeros(3, np.uint8)))
-    with pytest.raises(DataError, match="t10k-images-idx3-ubyte .*2 images, expected 3"):
+    with pytest.raises(DataError, match=r"t10k-images-idx3-ubyte .*2 images, expected 3"):
         files.mnist(tmp_path)
 
 
@@ -284,7 +284,7 @@ def test_test_images_of_another_size(tmp_path: Path) -> None:
 def test_impossible_label(tmp_path: Path) -> None:
     raw = idx(np.array([1, 2, 10], np.uint8))
     (write_mnist(tmp_path) / "train-labels-idx1-ubyte").write_bytes(raw)
-    with pytest.raises(DataError, match="train-labels-idx1-ubyte .*label 10, expected 0 to 9"):
+    with pytest.raises(DataError, match=r"train-labels-idx1-ubyte .*label 10, expected 0 to 9"):
         files.mnist(tmp_path)
 
 
@@ -365,7 +365,7 @@ def test_npz_with_a_pickle_inside_is_refused(tmp_path: Path) -> None:
         files.svhn(tmp_path)
 
 
-# ---- a pickle that bites --------------------------------------------------------------------------
+# ---- a pickle that bites -------------------------------------------------------------------------
 
 
 class Runs:
@@ -387,7 +387,7 @@ def test_a_pickle_cannot_run_anything(
     text = f"touch {touched}" if call is os.system else f"open({str(touched)!r}, 'w')"
     bad = pickle.dumps({"data": Runs(call, text), "labels": []}, protocol=protocol)
     write_cifar_python(tmp_path, lambda _: bad)
-    with pytest.raises(DataError, match="data_batch_1 is (refused: its pickle|truncated)"):
+    with pytest.raises(DataError, match=r"data_batch_1 is (refused: its pickle|truncated)"):
         files.cifar10(tmp_path)
     assert not touched.exists()
 
@@ -436,7 +436,7 @@ def test_a_truncated_pickle_is_a_data_error(
         files._cifar_pickled(path)
 
 
-# ---- the real thing -------------------------------------------------------------------------------
+# ---- the real thing ------------------------------------------------------------------------------
 
 
 @pytest.fixture

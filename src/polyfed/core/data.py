@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from polyfed.errors import DataError, UnknownNameError
 
@@ -26,6 +26,8 @@ class Split:
     y: Tensor | None = None
 
     def __post_init__(self) -> None:
+        if self.x.dim() == 0:
+            raise DataError("the inputs are a single number, expected one input per row.")
         if self.y is not None and len(self.x) != len(self.y):
             raise DataError(f"{len(self.x)} inputs but {len(self.y)} labels.")
 
@@ -41,25 +43,31 @@ class Split:
         if isinstance(source, Dataset):
             return cls._of_dataset(source)
         if isinstance(source, (tuple, list)) and len(source) == 2:
-            return cls(torch.as_tensor(source[0]), torch.as_tensor(source[1]))
-        return cls(torch.as_tensor(source))
+            return cls(_tensor(source[0]), _labels(_tensor(source[1])))
+        return cls(_tensor(source))
 
     @classmethod
     def _of_dataset(cls, source: Dataset[Any]) -> Split:
-        if not hasattr(source, "__len__"):
+        kind = type(source).__name__
+        if isinstance(source, IterableDataset) or not hasattr(source, "__len__"):
             raise DataError(
-                f"{type(source).__name__} has no length. polyfed takes map-style Datasets "
+                f"{kind} is iterable or has no length. polyfed takes map-style Datasets "
                 "(with __len__ and __getitem__); read an iterable one into tensors first."
             )
         items = [source[i] for i in range(len(source))]
         if not items:
-            raise DataError(f"{type(source).__name__} is empty.")
-        if isinstance(items[0], (tuple, list)):
-            if len(items[0]) != 2:
-                raise DataError(f"a Dataset item has {len(items[0])} fields, expected (x, y).")
-            y = torch.stack([torch.as_tensor(item[1]) for item in items])
-            return cls(torch.stack([torch.as_tensor(item[0]) for item in items]), y)
-        return cls(torch.stack([torch.as_tensor(item) for item in items]))
+            raise DataError(f"{kind} is empty.")
+        fields = [item if isinstance(item, (tuple, list)) else (item,) for item in items]
+        if len(fields[0]) not in (1, 2):
+            raise DataError(f"a Dataset item has {len(fields[0])} fields, expected (x, y).")
+        try:
+            x, *y = (
+                torch.stack([torch.as_tensor(v) for v in column])
+                for column in zip(*fields, strict=True)
+            )
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise DataError(f"the items of {kind} do not stack into tensors: {error}") from error
+        return cls(x, *map(_labels, y))
 
     def __len__(self) -> int:
         return len(self.x)
@@ -106,6 +114,10 @@ class Data(Mapping[str, Split]):
     def __len__(self) -> int:
         return len(self._splits)
 
+    def get(self, name: str, default: Any = None) -> Any:
+        """The split of that name, or the default."""
+        return self._splits.get(name, default)
+
     def __contains__(self, name: object) -> bool:
         return name in self._splits
 
@@ -121,9 +133,18 @@ class Data(Mapping[str, Split]):
         }
         return Data(may_miss_classes=self.may_miss_classes, **splits)
 
-    def check(self, node: str) -> None:
-        """Raise DataError for values or labels that no training could use."""
+    def check(self, node: str, seen: set[int] | None = None) -> None:
+        """Raise DataError for values or labels that no training could use.
+
+        Args:
+            node: name of the node, for the error.
+            seen: ids of inputs that were read before and need not be again; grows.
+        """
+        seen = set() if seen is None else seen
         for name, split in self._splits.items():
+            if id(split.x) in seen:
+                continue
+            seen.add(id(split.x))
             where = f"node {node}, split '{name}'"
             if split.x.is_floating_point() and not bool(torch.isfinite(split.x).all()):
                 rows = (
@@ -154,6 +175,20 @@ class Data(Mapping[str, Split]):
                     f"of class {', '.join(map(str, missing))}, which 'train' has. Split by class "
                     "(polyfed.tasks.stratified), or pass Data(..., may_miss_classes=True)."
                 )
+
+
+def _tensor(source: Any) -> Tensor:
+    try:
+        return torch.as_tensor(source)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{type(source).__name__} is neither tensor nor array nor map-style Dataset: {error}."
+        ) from error
+
+
+def _labels(y: Tensor) -> Tensor:
+    """Labels of any integer dtype as int64, the only one that cross-entropy takes."""
+    return y if y.is_floating_point() else y.long()
 
 
 def _is_classes(y: Tensor | None) -> bool:

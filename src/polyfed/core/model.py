@@ -74,9 +74,10 @@ class Model:
         following = order[order.index(part) + 1 :]
         if not following:
             return self(x)
-        handles = [
-            self.net.get_submodule(name).register_forward_pre_hook(_raise_input)
-            for name in self.parts[following[0]]
+        handles = [  # also on what the modules contain: a ModuleList itself is never called
+            inner.register_forward_pre_hook(_raise_input, with_kwargs=True)
+            for module in self._modules(following[0])
+            for inner in module.modules()
         ]
         try:
             self.net(x)
@@ -93,13 +94,14 @@ class Model:
 
     def output_size(self, x: Tensor, part: str) -> int:
         """Width of what leaves `part`; it must be one vector per sample."""
-        training = self.net.training
+        modes = [(module, module.training) for module in self.net.modules()]
         self.net.eval()
         try:
             with torch.no_grad():
                 out = self.output(x, part)
         finally:
-            self.net.train(training)
+            for module, training in modes:
+                module.training = training
         if out.dim() != 2:
             raise ModelError(
                 f"part '{part}' puts out {list(out.shape[1:])} per sample, expected one vector. "
@@ -145,11 +147,17 @@ class Model:
 
     @contextmanager
     def moving(self, *parts: str) -> Iterator[list[nn.Parameter]]:
-        """Train these parts only: the others are frozen and in eval mode (no dropout, no drift)."""
+        """Train these parts only: the others are frozen and in eval mode (no dropout, no drift).
+
+        A parameter that its owner froze stays frozen.
+        """
         self._check_parts(parts)
         moving = parts or tuple(self.parts)
-        parameters = self.parameters(*moving)
+        parameters = [p for p in self.parameters(*moving) if p.requires_grad]
+        if not parameters:
+            raise ModelError(f"part '{', '.join(moving)}' has no parameter to train.")
         before = [(p, p.requires_grad) for p in self.net.parameters()]
+        modes = [(module, module.training) for module in self.net.modules()]
         for p, _ in before:
             p.requires_grad_(False)
         for p in parameters:
@@ -163,13 +171,15 @@ class Model:
         finally:
             for p, required in before:
                 p.requires_grad_(required)
+            for module, training in modes:
+                module.training = training
 
     def copy(self) -> Model:
         """An independent copy with the same values."""
         return Model(copy.deepcopy(self.net), self.parts)
 
     def _modules(self, part: str) -> Iterator[nn.Module]:
-        known = dict(self.net.named_modules())
+        known = dict(self.net.named_modules(remove_duplicate=False))
         return (known[name] for name in self.parts[part] if name in known)
 
     def _check_parts(self, parts: Iterable[str]) -> None:
@@ -178,8 +188,8 @@ class Model:
                 raise UnknownNameError("part", part, self.parts)
 
 
-def _raise_input(module: nn.Module, args: tuple[Any, ...]) -> None:
-    raise _ReachedError(args[0])
+def _raise_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    raise _ReachedError(next(iter((*args, *kwargs.values()))))
 
 
 def _as_names(modules: str | Sequence[str]) -> tuple[str, ...]:
@@ -191,7 +201,7 @@ def _within(name: str, module: str) -> bool:
 
 
 def _owned(net: nn.Module, modules: tuple[str, ...]) -> frozenset[str]:
-    known = {name for name, _ in net.named_modules()} | set(net.state_dict())
+    known = {n for n, _ in net.named_modules(remove_duplicate=False)} | set(net.state_dict())
     for module in modules:
         if module not in known:
             raise UnknownNameError("module", module, (n for n, _ in net.named_children()))
@@ -200,20 +210,20 @@ def _owned(net: nn.Module, modules: tuple[str, ...]) -> frozenset[str]:
 
 def _complement(net: nn.Module, taken: set[str]) -> tuple[str, ...]:
     """The largest modules (and bare parameters) that contain nothing of what is taken."""
+    stored = set(net.state_dict())  # without buffers that are not persistent
 
     def walk(prefix: str, module: nn.Module) -> Iterator[str]:
-        for name, child in module.named_children():
+        for name, child in module._modules.items():  # named_children leaves shared ones out
             path = f"{prefix}{name}"
-            if path in taken:
+            if child is None or path in taken:
                 continue
             if any(t.startswith(path + ".") for t in taken):
                 yield from walk(path + ".", child)
             else:
                 yield path
         own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-        yield from (f"{prefix}{n}" for n, _ in own if prefix and f"{prefix}{n}" not in taken)
-        if not prefix:
-            yield from (n for n, _ in own if n not in taken)
+        paths = [f"{prefix}{n}" for n, _ in own]
+        yield from (path for path in paths if path in stored and path not in taken)
 
     return tuple(walk("", net))
 

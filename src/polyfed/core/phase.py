@@ -7,7 +7,7 @@ engine with one node runs the same list. So a phase says *what* to train, never 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from polyfed.errors import ConfigError
 OptimiserName = Literal["sgd", "adam", "adamw"]
 
 
+@runtime_checkable
 class Objective(Protocol):
     """A scalar loss of a batch: the mean over its samples."""
 
@@ -69,13 +70,18 @@ class Optimiser:
             )
 
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """A fresh optimiser over these parameters."""
+        """A fresh optimiser over these parameters, in its fused form where the device has one."""
+        fused = all(p.device.type in ("cpu", "cuda") for p in parameters) or None
         if self.name == "sgd":
             return torch.optim.SGD(
-                parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
+                parameters,
+                lr=self.lr,
+                momentum=self.momentum,
+                weight_decay=self.weight_decay,
+                fused=fused,
             )
         kind = torch.optim.Adam if self.name == "adam" else torch.optim.AdamW
-        return kind(parameters, lr=self.lr, weight_decay=self.weight_decay)
+        return kind(parameters, lr=self.lr, weight_decay=self.weight_decay, fused=fused)
 
 
 @dataclass(frozen=True)

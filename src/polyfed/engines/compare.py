@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,12 @@ import yaml
 from polyfed import methods, options, tasks
 from polyfed.core.method import Method
 from polyfed.core.node import Name, Node
-from polyfed.engines.run import Run, plain, resume, run
+from polyfed.engines.progress import suited
+from polyfed.engines.run import Run, check_run, plain, resume, run, simple
 from polyfed.engines.table import Text, render, size, spread
 from polyfed.errors import ConfigError, RunError
 from polyfed.record.files import write_text
-from polyfed.record.recorder import FORMAT, read_config
+from polyfed.record.recorder import FORMAT, read_config, read_result
 from polyfed.tasks import Task
 
 
@@ -29,10 +30,18 @@ class Comparison:
     seeds: Sequence[int]
     folder: Path | None = None
 
-    def table(self) -> Text:
-        """A row a method: accuracy of every node and their mean, over seeds; bytes; time."""
+    def table(self, width: int | None = None) -> Text:
+        """A row a method: accuracy of every node and their mean, over seeds; bytes; time.
+
+        Args:
+            width: leave the nodes out where the table would be wider than this.
+        """
         nodes = list(next(iter(self.runs.values()))[0].accuracy)
-        shown = nodes if len(nodes) <= 5 else []
+        whole = self._table(nodes if len(nodes) <= 5 else [])
+        is_wide = width is not None and max(map(len, whole.splitlines())) > width
+        return self._table([]) if is_wide else whole
+
+    def _table(self, shown: Sequence[Name]) -> Text:
         columns = ["method", *shown, "mean accuracy", "sent per node", "seconds"]
         rows = [
             [
@@ -44,9 +53,10 @@ class Comparison:
             ]
             for label, runs in self.runs.items()
         ]
-        count = len(self.seeds)
-        what = "mean ± standard deviation over" if count > 1 else "from"
-        title = f"Test accuracy, {what} {count} seed{'s' if count > 1 else ''}"
+        low, high = min(map(len, self.runs.values())), max(map(len, self.runs.values()))
+        what = "mean ± standard deviation over" if high > 1 else "from"
+        count = f"{high}" if low == high else f"{low} to {high}"
+        title = f"Test accuracy, {what} {count} seed{'s' if high > 1 else ''}"
         return render(title, columns, rows)
 
     def as_dict(self) -> dict[str, Any]:
@@ -91,18 +101,20 @@ def compare(
     chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     if not labelled or not chosen:
         raise ConfigError("compare needs at least one method and one seed.")
+    first = _federation(task, chosen[0])
+    kept = {name: value for name, value in settings.items() if name != "progress"}
+    for method in labelled.values():
+        check_run(method, first, **kept)
     base = None if folder is None else Path(folder)
     if base is not None:
-        _create(base, labelled, task, chosen, settings)
-    return _run_all(labelled, task, chosen, base, settings)
+        _create(base, labelled, task, chosen, kept)
+    return _run_all(labelled, task, chosen, base, settings, first)
 
 
 def resume_comparison(folder: str | Path, *, progress: bool | None = None) -> Comparison:
     """Continue a comparison that was interrupted: finished runs are read, the others run."""
     folder = Path(folder)
-    config = read_config(folder)
-    if "methods" not in config:
-        raise RunError(f"{folder} holds a single run, not a comparison.")
+    config = _read(folder)
     if config["task"] is None:
         raise RunError(f"{folder} compared methods on your own nodes: call compare again instead.")
     task = tasks.make(config["task"], config["task_options"])
@@ -120,17 +132,38 @@ def is_comparison(folder: str | Path) -> bool:
 
 
 def open_comparison(folder: str | Path) -> Comparison:
-    """Read a comparison; runs that have not begun are left out."""
+    """Read a comparison; runs that are not finished are left out."""
     folder = Path(folder)
-    config = read_config(folder)
+    config = _read(folder)
     found = {
-        label: [Run.open(p) for p in _folders(folder, label, config["seeds"]) if p.exists()]
+        label: [Run.open(p) for p in _folders(folder, label, config["seeds"]) if _is_done(p)]
         for label in config["methods"]
     }
     runs = {label: each for label, each in found.items() if each}
     if not runs:
-        raise RunError(f"{folder}: none of its runs has begun.")
+        raise RunError(
+            f"{folder}: none of its runs is finished. Continue with `polyfed resume {folder}`."
+        )
     return Comparison(runs, config["seeds"], folder)
+
+
+def progress_of(folder: str | Path) -> tuple[int, int]:
+    """How many runs of a comparison are finished, of how many."""
+    folder = Path(folder)
+    config = read_config(folder)
+    every = [p for label in config["methods"] for p in _folders(folder, label, config["seeds"])]
+    return sum(map(_is_done, every)), len(every)
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    config = read_config(folder)
+    if "methods" not in config:
+        raise RunError(f"{folder} holds a single run, not a comparison.")
+    return config
+
+
+def _is_done(folder: Path) -> bool:
+    return (folder / "config.yaml").exists() and read_result(folder) is not None
 
 
 def _run_all(
@@ -139,14 +172,23 @@ def _run_all(
     seeds: Sequence[int],
     folder: Path | None,
     settings: Mapping[str, Any],
+    first: Sequence[Node] | None = None,
 ) -> Comparison:
     runs: dict[str, list[Run]] = {label: [] for label in labelled}
-    for seed in seeds:
-        federation = task.nodes(seed) if isinstance(task, Task) else task
-        for label, method in labelled.items():
+    for i, seed in enumerate(seeds):
+        federation = first if first is not None and i == 0 else _federation(task, seed)
+        for j, (label, method) in enumerate(labelled.items()):
             where = None if folder is None else _folders(folder, label, [seed])[0]
-            runs[label].append(_one(method, task, federation, seed, where, settings))
+            shown = suited(settings.get("progress"))
+            count = f"{i * len(labelled) + j + 1}/{len(seeds) * len(labelled)}"
+            shown.title = f"{count} {label} seed {seed}"
+            each = dict(settings) | {"progress": shown}
+            runs[label].append(_one(method, task, federation, seed, where, each))
     return Comparison(runs, seeds, folder)
+
+
+def _federation(task: Task | Sequence[Node], seed: int) -> Sequence[Node]:
+    return task.nodes(seed) if isinstance(task, Task) else task
 
 
 def _one(
@@ -169,16 +211,20 @@ def _create(
     seeds: Sequence[int],
     settings: Mapping[str, Any],
 ) -> None:
-    if folder.exists() and any(folder.iterdir()):
-        raise RunError(f"{folder} exists and is not empty. Choose another folder.")
-    folder.mkdir(parents=True, exist_ok=True)
+    _check_labels(labelled)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise RunError(f"{folder} exists and is not empty. Choose another folder.")
+    except OSError as error:
+        raise RunError(f"could not make {folder}: {error.strerror or error}.") from error
     config = {
         "format": FORMAT,
         "methods": {k: {"method": m.name, "options": plain(m)} for k, m in labelled.items()},
         "task": task.name if isinstance(task, Task) else None,
         "task_options": plain(task) if isinstance(task, Task) else {},
         "seeds": list(seeds),
-        "settings": {k: v for k, v in settings.items() if k != "progress"},
+        "settings": simple(settings),
     }
     write_text(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
 
@@ -186,6 +232,20 @@ def _create(
 def _folders(folder: Path, label: str, seeds: Sequence[int]) -> list[Path]:
     name = "".join(c if c.isalnum() or c in "._-=," else "-" for c in label)
     return [folder / name / f"seed-{seed}" for seed in seeds]
+
+
+def _check_labels(labels: Iterable[str]) -> None:
+    """Labels name folders: two that give the same one would read each other's runs."""
+    owner: dict[str, str] = {}
+    for label in labels:
+        name = _folders(Path(), label, [0])[0].parent.name
+        if name in ("", "..") or name in owner:
+            raise ConfigError(
+                f"label {label!r} cannot name a folder"
+                + (f" beside {owner[name]!r}" if name in owner else "")
+                + ": use other letters or digits."
+            )
+        owner[name] = label
 
 
 def _label(methods: Sequence[Method]) -> dict[str, Method]:
@@ -200,6 +260,6 @@ def _label(methods: Sequence[Method]) -> dict[str, Method]:
 
 def _sent_per_node(runs: Sequence[Run]) -> float:
     def each(r: Run) -> float:
-        return statistics.fmean(r.ledger.bytes_sent(Name(n)) for n in r.accuracy)
+        return statistics.fmean([r.ledger.bytes_sent(Name(n)) for n in r.accuracy] or [0])
 
     return statistics.fmean(each(r) for r in runs)

@@ -33,12 +33,11 @@ def check_federation(nodes: Sequence[Node]) -> None:
 def _check_node(node: Node, seen: set[int]) -> None:
     if "train" not in node.data:
         raise DataError(f"node {node.name} has no split 'train'. Its splits: {_listed(node.data)}.")
-    own = {n: s for n, s in node.data.items() if id(s.x) not in seen}
-    Data(may_miss_classes=node.data.may_miss_classes, **own).check(node.name)
-    seen.update(id(split.x) for split in node.data.values())
     width = _output_width(node)
     for name, split in node.data.items():
         y = split.y
+        if y is None and name in ("test", "val_rb"):
+            raise DataError(f"node {node.name}, split '{name}' has no labels: accuracy needs them.")
         if y is None or y.dim() != 1 or y.is_floating_point():
             continue
         low, high = int(y.min()), int(y.max())
@@ -48,18 +47,25 @@ def _check_node(node: Node, seen: set[int]) -> None:
                 f"network has {width} outputs (labels 0 to {width - 1}). Relabel the data, or "
                 "widen the head."
             )
+    node.data.check(node.name, seen)
 
 
 def _output_width(node: Node) -> int:
-    sample = node.data["train"].x[:1]
-    try:
-        with torch.no_grad():
-            return outputs(node.model, sample).shape[-1]
-    except (RuntimeError, ValueError, TypeError) as error:
-        raise ModelError(
-            f"the network of node {node.name} does not take its data, of shape "
-            f"{list(sample.shape[1:])} a sample: {error}"
-        ) from error
+    """Outputs for a training sample; labelled splits of another shape or dtype must pass too."""
+    samples = {"train": node.data["train"].x[:1]}
+    samples |= {n: s.x[:1] for n, s in node.data.items() if s.y is not None and n != "train"}
+    widths: dict[tuple[torch.Size, torch.dtype], int] = {}
+    for name, x in samples.items():
+        if (x.shape, x.dtype) in widths:
+            continue
+        try:
+            widths[x.shape, x.dtype] = outputs(node.model, x).shape[-1]
+        except Exception as error:  # whatever a person's own network raises
+            raise ModelError(
+                f"the network of node {node.name} does not take its data, of shape "
+                f"{list(x.shape[1:])} a sample in split '{name}': {error}"
+            ) from error
+    return next(iter(widths.values()))
 
 
 def _listed(data: Data) -> str:

@@ -25,7 +25,7 @@ from polyfed.core.phase import Phase
 from polyfed.core.topology import Meeting, Topology
 from polyfed.engines.gate import check_federation
 from polyfed.engines.progress import Progress
-from polyfed.errors import ConfigError, MessageError
+from polyfed.errors import ConfigError, MessageError, UnknownNameError
 from polyfed.record import Recorder
 from polyfed.record.checkpoint import Checkpoint
 from polyfed.train import accuracy, fit
@@ -67,6 +67,7 @@ class LocalEngine:
         progress: Progress,
     ) -> None:
         check_federation(nodes)
+        _check_names([n.name for n in nodes], topology, settings)
         prepared = method.prepare(nodes)
         method.check(prepared)
         device, moved = torch_device(settings.device), dict[int, Tensor]()
@@ -90,11 +91,13 @@ class LocalEngine:
             point.load_into([*self.nodes.values(), *self.places.values()])
             self._tick = point.tick
             self.progress.skip(point.tick)
+        accuracies: dict[Name, float] = {}
         for t in range(self._tick + 1, rounds + 1):
-            self._round(t, is_last=t == rounds)
+            accuracies = self._round(t, is_last=t == rounds)
         if rounds:
             self._train("finish", ((n, self.method.finish(n)) for n in self.nodes.values()))
-        accuracies = self._evaluate()
+        if not accuracies or type(self.method).finish is not Method.finish:
+            accuracies = self._evaluate()
         for name, value in accuracies.items():
             self.recorder.metrics.append({"tick": FINAL, "node": name, "test_accuracy": value})
         self.progress.end()
@@ -105,7 +108,7 @@ class LocalEngine:
             self._train("start", ((n, self.method.start(n)) for n in self.nodes.values()))
         self._close_tick(evaluate=True)
 
-    def _round(self, t: int, *, is_last: bool) -> None:
+    def _round(self, t: int, *, is_last: bool) -> dict[Name, float]:
         started = time.perf_counter()
         self._tick = t
         alive = frozenset(self.nodes) - self._absent(t)
@@ -117,10 +120,10 @@ class LocalEngine:
             heard = ((self.nodes[n], self.method.receive(self.nodes[n], m)) for n, m in replies)
             self._train("receive", heard)
         due = is_last or t % self.settings.evaluate_every == 0
-        self._close_tick(evaluate=due, seconds=time.perf_counter() - started)
+        return self._close_tick(evaluate=due, seconds=time.perf_counter() - started)
 
     def _absent(self, t: int) -> frozenset[Name]:
-        away = frozenset((self.settings.absent or {}).get(t, ())) & self.nodes.keys()
+        away = frozenset((self.settings.absent or {}).get(t, ())).intersection(self.nodes)
         for name in sorted(away):
             self.recorder.faults.append({"tick": t, "node": name, "fault": "absent"})
         return away
@@ -182,7 +185,7 @@ class LocalEngine:
             if "test" in view.data
         }
 
-    def _close_tick(self, *, evaluate: bool, seconds: float | None = None) -> None:
+    def _close_tick(self, *, evaluate: bool, seconds: float | None = None) -> dict[Name, float]:
         accuracies = self._evaluate() if evaluate else {}
         for node in [*self.nodes.values(), *self.places.values()]:
             if node.notes:
@@ -194,6 +197,19 @@ class LocalEngine:
             self.recorder.metrics.append({"tick": self._tick, "seconds": round(seconds, 4)})
         self.recorder.checkpoint(self._tick, [*self.nodes.values(), *self.places.values()])
         self.progress.round_done(self._tick, accuracies)
+        return accuracies
+
+
+def _check_names(names: Sequence[Name], topology: Topology, settings: Settings) -> None:
+    for name in names:
+        if name in topology.places:
+            raise ConfigError(
+                f"node name {name!r} is taken: the topology {topology.name} has a place of that "
+                "name. Call the node something else."
+            )
+    for name in (n for away in (settings.absent or {}).values() for n in away):
+        if name not in names:
+            raise UnknownNameError("absent node", name, names)
 
 
 def torch_device(name: str) -> torch.device:
@@ -204,4 +220,8 @@ def torch_device(name: str) -> torch.device:
         raise ConfigError(f"unknown device {name!r}. Use cpu, cuda or cuda:0.") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device {name!r}: this machine has no CUDA device. Use --device cpu.")
+    try:
+        torch.zeros(1, device=device).item()
+    except Exception as error:  # each backend has its own
+        raise ConfigError(f"device {name!r} cannot be used here: {error}") from error
     return device

@@ -9,7 +9,13 @@ from polyfed.core.node import Name
 
 
 class Progress:
-    """Shows nothing."""
+    """Shows nothing.
+
+    Attributes:
+        title: what to call the run, if not by its method and seed.
+    """
+
+    title: str = ""
 
     def begin(self, title: str, rounds: int) -> None:
         """A run of so many rounds begins."""
@@ -48,7 +54,9 @@ class Bar(Progress):
     def begin(self, title: str, rounds: int) -> None:
         """Add a bar."""
         self._bar.start()
-        self._task = self._bar.add_task(title, total=rounds, accuracy="", doing="starting")
+        self._task = self._bar.add_task(
+            self.title or title, total=rounds, accuracy="", doing="starting"
+        )
 
     def skip(self, rounds: int) -> None:
         """Move on to where the run stands."""
@@ -69,6 +77,7 @@ class Bar(Progress):
         self._bar.stop()
         if self._task is not None:
             self._bar.remove_task(self._task)
+            self._task = None
 
     def _update(self, **fields: object) -> None:
         if self._task is not None:
@@ -80,7 +89,7 @@ class Lines(Progress):
 
     def begin(self, title: str, rounds: int) -> None:
         """Remember what runs."""
-        self._title, self._rounds = title, rounds
+        self._title, self._rounds = self.title or title, rounds
 
     def round_done(self, tick: int, accuracies: Mapping[Name, float]) -> None:
         """Print one line."""
@@ -88,8 +97,10 @@ class Lines(Progress):
         sys.stderr.write(f"{self._title}  round {tick}/{self._rounds}{shown}\n")
 
 
-def suited(wanted: bool | None) -> Progress:
+def suited(wanted: bool | Progress | None) -> Progress:
     """The progress that suits where standard error goes; None shows it on terminals only."""
+    if isinstance(wanted, Progress):
+        return wanted
     if wanted is False:
         return Progress()
     if sys.stderr.isatty():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,8 +49,8 @@ class Run:
 
     @property
     def mean_accuracy(self) -> float:
-        """Mean over nodes of the final test accuracy."""
-        return sum(self.accuracy.values()) / max(1, len(self.accuracy))
+        """Mean over nodes of the final test accuracy; NaN where nobody has test data."""
+        return statistics.fmean(self.accuracy.values()) if self.accuracy else math.nan
 
     @property
     def seconds(self) -> float:
@@ -87,7 +89,7 @@ def run(
     evaluate_every: int = 1,
     absent: Mapping[int, Sequence[Name]] | None = None,
     folder: str | Path | None = None,
-    progress: bool | None = None,
+    progress: bool | Progress | None = None,
 ) -> Run:
     """Train a federation with a method.
 
@@ -101,11 +103,9 @@ def run(
         evaluate_every: rounds between evaluations.
         absent: nodes that are away in a round: `{3: ["M1"]}`.
         folder: where to write the run; None keeps it in memory.
-        progress: True, False, or None for terminals only.
+        progress: True, False, None for terminals only, or how to show it.
     """
-    settings = Settings(
-        seed, device, evaluate_every, {t: tuple(away) for t, away in (absent or {}).items()}
-    )
+    settings = _settings(seed, device, evaluate_every, absent)
     name = _topology_name(method, topology)
     nodes = _federation(task, seed) if nodes is None else nodes
     recorder = Recorder.in_memory()
@@ -120,7 +120,7 @@ def resume(
     *,
     method: Method | None = None,
     nodes: Sequence[Node] | None = None,
-    progress: bool | None = None,
+    progress: bool | Progress | None = None,
 ) -> Run:
     """Continue a run that was interrupted; a finished one is only read.
 
@@ -128,10 +128,12 @@ def resume(
         folder: the run's folder.
         method: the method, if it is one of your own.
         nodes: the nodes, if they are your own rather than a ready-made task's.
-        progress: True, False, or None for terminals only.
+        progress: True, False, None for terminals only, or how to show it.
     """
     folder = Path(folder)
     config = read_config(folder)
+    if "method" not in config:
+        raise RunError(f"{folder} holds a comparison, not a single run.")
     if read_result(folder) is not None:
         return Run.open(folder)
     if method is None:
@@ -153,14 +155,29 @@ def resume(
     return _finish(engine, point)
 
 
+def check_run(
+    method: Method,
+    nodes: Sequence[Node],
+    *,
+    topology: str | None = None,
+    device: str = "cpu",
+    evaluate_every: int = 1,
+    absent: Mapping[int, Sequence[Name]] | None = None,
+) -> None:
+    """Raise what `run` would raise before it trains."""
+    settings = _settings(0, device, evaluate_every, absent)
+    name = _topology_name(method, topology)
+    _engine(method, nodes, name, settings, Recorder.in_memory(), Progress())
+
+
 def _finish(engine: LocalEngine, point: Any) -> Run:
     recorder = engine.recorder
     try:
         accuracy = engine.run(point)
         recorder.finish({"accuracy": accuracy})
     finally:
-        recorder.close()
         engine.progress.end()
+        recorder.close()
     return Run(
         engine.method.name,
         accuracy,
@@ -182,6 +199,12 @@ def _engine(
     progress: Progress,
 ) -> LocalEngine:
     return LocalEngine(method, nodes, topologies.make(topology), settings, recorder, progress)
+
+
+def _settings(
+    seed: int, device: str, every: int, absent: Mapping[int, Sequence[Name]] | None
+) -> Settings:
+    return Settings(seed, device, every, {t: tuple(n) for t, n in (absent or {}).items()})
 
 
 def _federation(task: Task | Sequence[Node], seed: int) -> Sequence[Node]:
@@ -213,14 +236,15 @@ def _config(
 
 def plain(config: Any) -> dict[str, Any]:
     """The fields of a configuration as YAML and JSON can hold them."""
+    return {x.name: simple(getattr(config, x.name)) for x in dataclasses.fields(config)}
 
-    def simple(value: Any) -> Any:
-        if isinstance(value, Path):
-            return str(value.resolve())
-        if isinstance(value, (tuple, list)):
-            return [simple(v) for v in value]
-        if isinstance(value, Mapping):
-            return {k: simple(v) for k, v in value.items()}
-        return value
 
-    return {f: simple(getattr(config, f)) for f in (x.name for x in dataclasses.fields(config))}
+def simple(value: Any) -> Any:
+    """A value as YAML and JSON can hold it."""
+    if isinstance(value, Path):
+        return str(value.resolve())
+    if isinstance(value, (tuple, list)):
+        return [simple(v) for v in value]
+    if isinstance(value, Mapping):
+        return {k: simple(v) for k, v in value.items()}
+    return value

@@ -21,7 +21,7 @@ from polyfed.core.node import Name, Node
 from polyfed.core.phase import EarlyStop, Phase
 from polyfed.maths.mixing import weighted_mean
 from polyfed.train import keep_best, roll_back
-from polyfed.train.agree import check_same_parts
+from polyfed.train.agree import check_same_parts, parts_beside
 
 TRUNK = "trunk"
 
@@ -54,6 +54,8 @@ class FedAvgTrunk(Method):
 
     def check(self, nodes: Sequence[Node]) -> None:
         """All trunks have the same shape."""
+        for node in nodes:
+            parts_beside(node, TRUNK)
         check_same_parts(nodes, TRUNK)
 
     def start(self, node: Node) -> Iterable[Phase]:
@@ -82,7 +84,7 @@ class FedAvgTrunk(Method):
     def receive(self, node: Node, message: Message) -> Iterable[Phase]:
         """Load the mean trunk, then fit the head to it."""
         node.model.load(message.tensors)
-        heads = tuple(part for part in node.model.parts if part != TRUNK)
+        heads = parts_beside(node, TRUNK)
         yield self.phase("finetune", parts=heads, epochs=self.finetune_epochs)
         if self.rollback:
             keep_best(node)

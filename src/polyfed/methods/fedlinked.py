@@ -36,6 +36,7 @@ from polyfed.core.phase import EarlyStop, MatchOutput, Phase
 from polyfed.errors import ConfigError, DataError, ModelError
 from polyfed.maths.procrustes import link, random_rotation
 from polyfed.train import keep_best, outputs, roll_back
+from polyfed.train.agree import parts_beside
 
 TRUNK, PUBLIC = "trunk", "public"
 _Z, _F, _STRENGTH = "representations", "regulariser", "strength"
@@ -100,6 +101,7 @@ class FedLinked(Method):
     def check(self, nodes: Sequence[Node]) -> None:
         """Everybody holds the same public inputs in the same order, and r is the same."""
         for node in nodes:
+            parts_beside(node, TRUNK)
             if PUBLIC not in node.data:
                 raise DataError(
                     f"node {node.name} has no split 'public'. FedLinked compares trunk outputs on "
@@ -158,7 +160,7 @@ class FedLinked(Method):
         f = message.tensors[_F]
         node.memory[_F] = f @ _secret(node, f) if self.secret_rotation else f
         weight = float(message.tensors[_STRENGTH]) if self.strength else 1.0
-        heads = tuple(part for part in node.model.parts if part != TRUNK)
+        heads = parts_beside(node, TRUNK)
         yield self.phase(
             "distil",
             objective=MatchOutput(TRUNK, weight),

@@ -6,19 +6,21 @@ Multi-task learning with a shared trunk (hard parameter sharing). It shares ever
 what the others would like to reach, not a way to train across parties.
 Symbols: n_k = number of examples of node k, CE_k = mean cross-entropy on them.
 Limits: one node is local training.
-Deviations: a batch is drawn from the pooled data, whatever the node; there is no rollback, because
-validation accuracies of different tasks are not comparable.
+Deviations: a batch is drawn from the pooled data, whatever the node, and BatchNorm sees each node's
+share of it; there is no rollback, because validation accuracies of different tasks are not
+comparable.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from polyfed import check
 from polyfed.core.data import Data, Split
@@ -56,7 +58,8 @@ class Joint(Method):
             check.at_least(self, name, 0)
 
     def prepare(self, nodes: Sequence[Node]) -> Sequence[Node]:
-        """One node that holds everything."""
+        """One node that holds everything, in the order of the names."""
+        nodes = sorted(nodes, key=lambda node: node.name)
         check_same_parts(nodes, TRUNK)
         _check_inputs(nodes)
         names = ("train", "val_es")
@@ -93,17 +96,23 @@ class _TiedNets(nn.Module):
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         super().__init__()
-        models = [node.model.copy() for node in nodes]
-        for model in models[1:]:
-            _tie(model, models[0])
-        self.nets = nn.ModuleList(model.net for model in models)
+        self.nets = nn.ModuleList(node.model.copy().net for node in nodes)
         self.owners = [(node.name, node.model.parts) for node in nodes]
+        self.shared = nodes[0].model.names(TRUNK)
+        self._tie()
 
+    def _tie(self) -> None:
+        for name in self.shared:
+            path, _, leaf = name.rpartition(".")
+            first, *others = (net.get_submodule(path) for net in self.nets)
+            for module in others:
+                setattr(module, leaf, getattr(first, leaf))
 
-def _tie(model: Model, to: Model) -> None:
-    for name in model.names(TRUNK):
-        path, _, leaf = name.rpartition(".")
-        setattr(model.net.get_submodule(path), leaf, getattr(to.net.get_submodule(path), leaf))
+    def _apply(self, *args: Any, **kwargs: Any) -> _TiedNets:
+        """Moved to another device, buffers are made anew: tie them again."""
+        super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
+        self._tie()
+        return self
 
 
 def _joint_cross_entropy(model: Model, x: Tensor, y: Tensor | None) -> Tensor:
@@ -116,8 +125,21 @@ def _joint_cross_entropy(model: Model, x: Tensor, y: Tensor | None) -> Tensor:
     for k, net in enumerate(nets.nets):
         mine = (owner == k).nonzero().squeeze(1)
         if len(mine):
-            total = total + functional.cross_entropy(net(x[mine]), label[mine], reduction="sum")
+            scores = _output(net, x[mine])
+            total = total + functional.cross_entropy(scores, label[mine], reduction="sum")
     return total / len(x)
+
+
+def _output(net: nn.Module, x: Tensor) -> Tensor:
+    """The network's output; as in the training loop, BatchNorm rests on a single sample."""
+    norms = [m for m in net.modules() if isinstance(m, _BatchNorm) and m.training]
+    resting = norms if len(x) == 1 else []
+    for norm in resting:
+        norm.eval()
+    out: Tensor = net(x)
+    for norm in resting:
+        norm.train()
+    return out
 
 
 def _pool(nodes: Sequence[Node], name: str) -> Split:

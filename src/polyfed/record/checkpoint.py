@@ -44,7 +44,13 @@ class Checkpoint:
                         n[len(start) :]: stored.get_tensor(n) for n in names if n.startswith(start)
                     }
 
-                node.model.load(group("model"))
+                state = group("model")
+                if state.keys() != set(node.model.names()):
+                    raise RunError(
+                        f"{self.path} does not hold the network of node {node.name}. Continue "
+                        "with the nodes the run was begun with."
+                    )
+                node.model.load(state)
                 memory = group("memory")
                 node.memory = {n: t if device is None else t.to(device) for n, t in memory.items()}
 
@@ -57,9 +63,9 @@ def save(folder: Path, tick: int, nodes: Iterable[Node], lengths: Mapping[str, i
         tensors |= {f"{node.name}/memory/{n}": t.clone() for n, t in node.memory.items()}
     tensors = {name: t.cpu().contiguous() for name, t in tensors.items()}
     metadata = {"tick": str(tick), "lengths": json.dumps(dict(lengths))}
-    folder.mkdir(parents=True, exist_ok=True)
 
     def write(path: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         try:
             save_file(tensors, path, metadata)
         except SafetensorError as error:
@@ -83,12 +89,12 @@ def latest(folder: Path) -> Checkpoint | None:
         return None
     try:
         with safe_open(files[-1], framework="pt") as stored:
-            metadata = stored.metadata()
-    except SafetensorError as error:
+            metadata = stored.metadata() or {}
+        return Checkpoint(int(metadata["tick"]), json.loads(metadata["lengths"]), files[-1])
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise RunError(
             f"{files[-1]} is damaged: {error}. Remove it to go on from the one before."
         ) from error
-    return Checkpoint(int(metadata["tick"]), json.loads(metadata["lengths"]), files[-1])
 
 
 def _files(folder: Path) -> list[Path]:

@@ -10,7 +10,7 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from polyfed.errors import RunError
 
@@ -23,27 +23,31 @@ class Log:
     def __init__(self, path: Path | None = None) -> None:
         self.records: list[Record] = []
         self._path = path
-        self._file = None if path is None else path.open("a", encoding="utf-8")
+        self._file: IO[str] | None = None
+        if path is not None:
+            self._file = self._guard(lambda: path.open("a", encoding="utf-8"))
 
     @classmethod
     def reopen(cls, path: Path, length: int) -> Log:
         """Continue a log at `length` bytes; whatever stands after that is dropped."""
-        path.touch()
-        if path.stat().st_size < length:
-            raise RunError(
-                f"{path} has {path.stat().st_size} bytes, but its checkpoint counts {length}: "
-                "it was cut or edited."
-            )
-        os.truncate(path, length)
         log = cls(path)
+        size = path.stat().st_size
+        if size < length:
+            log.close()
+            raise RunError(
+                f"{path} has {size} bytes, but its checkpoint counts {length}: it was cut or "
+                "edited."
+            )
+        log._guard(lambda: os.truncate(path, length))
         log.records = read(path)
         return log
 
     def append(self, record: Record) -> None:
         """Add one record."""
-        self.records.append(record)
+        self.records.append(_plain(record))
         if self._file is not None:
-            self._guard(lambda: self._file.write(json.dumps(_plain(record)) + "\n"))
+            line = json.dumps(self.records[-1]) + "\n"
+            self._guard(lambda: self._file and self._file.write(line))
 
     def sync(self) -> int:
         """Make all records durable; the length of the file."""
@@ -62,13 +66,13 @@ class Log:
             self._file.flush()
             os.fsync(self._file.fileno())
 
-    def _guard(self, action: Any) -> None:
+    def _guard(self, action: Any) -> Any:
         try:
-            action()
+            return action()
         except OSError as error:
             raise RunError(
                 f"could not write {self._path}: {error.strerror or error}. The last checkpoint is "
-                "intact: make room, then continue with `polyfed resume`."
+                f"intact: make room, then `polyfed resume {self._path and self._path.parent}`."
             ) from error
 
 
@@ -76,8 +80,11 @@ def read(path: Path) -> list[Record]:
     """All whole records of a log; a last line that a crash cut short is left out."""
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    try:
+        return [json.loads(line) for line in lines[:-1] if line]
+    except json.JSONDecodeError as error:
+        raise RunError(f"{path} is damaged: a line that is not JSON ({error}).") from error
 
 
 def _plain(value: Any) -> Any:

@@ -15,6 +15,7 @@ import fcntl
 import json
 import platform
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,7 +30,7 @@ from polyfed.record.log import Log
 
 FORMAT = 1
 _LOGS = ("metrics", "ledger", "faults")
-_CONFIG, _RESULT = "config.yaml", "result.json"
+_CONFIG, _RESULT, _LOCK = "config.yaml", "result.json", ".lock"
 
 
 class Recorder:
@@ -51,29 +52,31 @@ class Recorder:
     @classmethod
     def create(cls, folder: Path, config: Mapping[str, Any]) -> Recorder:
         """Begin a run in an empty or new folder."""
-        if folder.exists() and any(folder.iterdir()):
-            raise RunError(
-                f"{folder} exists and is not empty. Choose another folder, or continue that run "
-                f"with `polyfed resume {folder}`."
-            )
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(f"could not make {folder}: {error.strerror or error}.") from error
-        write_text(folder / "environment.json", json.dumps(environment(), indent=2) + "\n")
-        text = yaml.safe_dump({"format": FORMAT, **config}, sort_keys=False)
-        write_text(folder / _CONFIG, text)
+        _make_empty(folder)
         lock = _lock(folder)
-        return cls(folder, {name: Log(folder / f"{name}.jsonl") for name in _LOGS}, lock)
+        try:
+            _make_empty(folder)  # another process may have begun before the lock was ours
+            text = yaml.safe_dump({"format": FORMAT, **config}, sort_keys=False)
+            write_text(folder / _CONFIG, text)
+            _write_environment(folder)
+            return cls(folder, {name: Log(folder / f"{name}.jsonl") for name in _LOGS}, lock)
+        except BaseException:
+            lock.close()
+            raise
 
     @classmethod
     def reopen(cls, folder: Path) -> tuple[Recorder, checkpoint.Checkpoint | None]:
         """Continue a run: its logs, cut back to its newest checkpoint, and that checkpoint."""
         read_config(folder)
         lock = _lock(folder)
-        point = checkpoint.latest(folder / "checkpoints")
-        lengths = dict.fromkeys(_LOGS, 0) if point is None else point.lengths
-        logs = {name: Log.reopen(folder / f"{name}.jsonl", lengths[name]) for name in _LOGS}
+        try:
+            point = checkpoint.latest(folder / "checkpoints")
+            lengths = dict.fromkeys(_LOGS, 0) if point is None else point.lengths
+            logs = {name: Log.reopen(folder / f"{name}.jsonl", lengths[name]) for name in _LOGS}
+            _write_environment(folder)
+        except BaseException:
+            lock.close()
+            raise
         return cls(folder, logs, lock), point
 
     def checkpoint(self, tick: int, nodes: Iterable[Node]) -> None:
@@ -91,11 +94,12 @@ class Recorder:
         self.close()
 
     def close(self) -> None:
-        """Let go of the files."""
-        for log in self._logs.values():
-            log.close()
-        if self._lock is not None:
-            self._lock.close()
+        """Let go of the files, of all of them even if one cannot be written any more."""
+        with ExitStack() as stack:
+            if self._lock is not None:
+                stack.callback(self._lock.close)
+            for log in self._logs.values():
+                stack.callback(log.close)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -105,7 +109,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise RunError(f"{folder} is not a run folder: it has no {_CONFIG}.")
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise RunError(f"{path} is not YAML: {error}") from error
     found = config.get("format") if isinstance(config, dict) else None
     if found != FORMAT:
@@ -119,7 +123,12 @@ def read_config(folder: Path) -> dict[str, Any]:
 def read_result(folder: Path) -> dict[str, Any] | None:
     """The result of a finished run; None while it is not."""
     path = folder / _RESULT
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise RunError(f"{path} is damaged: {error}. Remove it to finish the run again.") from error
 
 
 def environment() -> dict[str, str]:
@@ -139,8 +148,31 @@ def environment() -> dict[str, str]:
     }
 
 
+def _make_empty(folder: Path) -> None:
+    """Make the folder, unless it holds anything but the leavings of a process killed at once."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        there = [p for p in folder.iterdir() if p.name != _LOCK and p.suffix != ".partial"]
+    except OSError as error:
+        raise RunError(f"could not make {folder}: {error.strerror or error}.") from error
+    if there:
+        raise RunError(
+            f"{folder} exists and is not empty. Choose another folder, or continue that run "
+            f"with `polyfed resume {folder}`."
+        )
+
+
+def _write_environment(folder: Path) -> None:
+    path = folder / "environment.json"
+    if not path.exists():
+        write_text(path, json.dumps(environment(), indent=2) + "\n")
+
+
 def _lock(folder: Path) -> IO[str]:
-    handle = (folder / ".lock").open("w")
+    try:
+        handle = (folder / _LOCK).open("w")
+    except OSError as error:
+        raise RunError(f"could not write {folder}: {error.strerror or error}.") from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -379,14 +379,17 @@ def _arrays(
 
 
 def _npz(path: Path) -> dict[str, npt.NDArray[Any]]:
-    with np.load(path, allow_pickle=False) as held:
+    with path.open("rb") as opened, np.load(opened, allow_pickle=False) as held:
         return {name: held[name] for name in held.files}
 
 
 def _mat(path: Path) -> Any:
-    from scipy.io import loadmat  # here, because it takes longer to import than to read MNIST
+    from scipy.io import loadmat, matlab  # here: importing takes longer than reading MNIST
 
-    return loadmat(path, variable_names=["X", "y"])
+    try:
+        return loadmat(path, variable_names=["X", "y"])
+    except matlab.MatReadError as error:  # of no family of its own
+        raise ValueError(str(error)) from error
 
 
 def _svhn_mat(path: Path) -> tuple[Bytes, Bytes]:

@@ -102,7 +102,7 @@ class Dirichlet(Partition):
 
     def __post_init__(self) -> None:
         check.positive(self, "alpha")
-        check.at_least(self, "min_size", 1, hint="A node without samples cannot train.")
+        check.at_least(self, "min_size", 1.0, hint="A node without samples cannot train.")
 
     def _deal(
         self, y: Labels, nodes: int, generator: torch.Generator, writers: Labels | None
@@ -167,7 +167,7 @@ class Pathological(Partition):
     classes_per_node: int
 
     def __post_init__(self) -> None:
-        check.at_least(self, "classes_per_node", 1)
+        check.at_least(self, "classes_per_node", 1.0)
 
     def _deal(
         self, y: Labels, nodes: int, generator: torch.Generator, writers: Labels | None

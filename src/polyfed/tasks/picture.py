@@ -52,10 +52,10 @@ def as_text(counts: Counts, nodes: Sequence[str], classes: Sequence[str]) -> str
     """A grid for the terminal, at most 100 columns wide.
 
     >>> print(as_text(torch.tensor([[4, 0], [1, 3]]), ["M0", "M1"], ["cat", "dog"]))
-           cat    dog  total
-    M0     █ 4    ·        4
-    M1     ░ 1    ▓ 3      4
-    total    5      3      8
+           cat  dog  total
+    M0     █ 4  ·        4
+    M1     ░ 1  ▓ 3      4
+    total    5    3      8
     """
     _check(counts, nodes, classes)
     names = [_shorten(name, 14) for name in (*nodes, "total")]
@@ -80,23 +80,22 @@ def _shade(count: int, largest: int) -> str:
 
 def _numbered(counts: Counts, classes: Sequence[str], room: int) -> list[str]:
     """Header, nodes and class totals with shade and number in each cell; nothing if too wide."""
-    largest = int(counts.max())
-    digits = len(str(int(counts.sum(0).max())))
-    width = 2 + max(digits, 1)
-    names = [_shorten(name, max(width, room // len(classes) - 2)) for name in classes]
-    widths = [max(width, len(name)) for name in names]
-    if sum(widths) + 2 * len(widths) > room:
-        widths = [width] * len(classes)
-        names = [_shorten(name, width) for name in classes]
-    if sum(widths) + 2 * len(widths) > room:
+    largest, sums = int(counts.max()), counts.sum(0).tolist()
+    digits = len(str(largest))
+    cell = max(2 + digits, len(str(max(sums))))
+    fit = next((gap for gap in (2, 1) if len(classes) * (cell + gap) <= room), 0)
+    if not fit:
         return []
-    rows = [[f"{name:>{w}}" for name, w in zip(names, widths, strict=True)]]
-    for row in counts.tolist():
-        cells = [f"{_shade(n, largest)} {n or '':>{digits}}" for n in row]
-        rows.append([f"{cell:>{w}}" for cell, w in zip(cells, widths, strict=True)])
-    sums = counts.sum(0).tolist()
-    rows.append([f"{n:>{w}}" for n, w in zip(sums, widths, strict=True)])
-    return ["".join("  " + cell for cell in row) for row in rows]
+    spare = room // len(classes) - fit
+    names = [_shorten(name, max(cell, spare)) for name in classes]
+    rows: list[list[str]] = [names]
+    rows += [[f"{_shade(n, largest)} {n or '':>{digits}}" for n in row] for row in counts.tolist()]
+    rows.append([str(n) for n in sums])
+    widths = [max(cell, len(name)) for name in names]
+    return [
+        "".join(f"{'':{fit}}{text:>{w}}" for text, w in zip(row, widths, strict=True))
+        for row in rows
+    ]
 
 
 def _shaded(counts: Counts, classes: Sequence[str], room: int) -> list[str]:
@@ -172,7 +171,9 @@ def as_svg(counts: Counts, nodes: Sequence[str], classes: Sequence[str], title: 
     nodes = [_shorten(name, 24) for name in nodes]
     classes = [_shorten(name, 16) for name in classes]
     grid = _grid(nodes, classes)
-    width = max(grid.right + _BAR + 90, 32 + 9 * len(title))
+    largest = int(counts.max())
+    legend = sum(_legend_item(grid, n) for n in _round_counts(largest))
+    width = max(grid.right + _BAR + 90, grid.left + legend, 32 + 9 * len(title))
     height = grid.bottom + 72
     said = f"{title}: {len(nodes)} nodes, {len(classes)} classes, {int(counts.sum()):,} samples"
     return "\n".join(
@@ -183,13 +184,13 @@ def as_svg(counts: Counts, nodes: Sequence[str], classes: Sequence[str], title: 
             f"<title>{escape(said)}</title>",
             f"<style>{_STYLE}</style>",
             f'<rect width="{width:.0f}" height="{height:.0f}" fill="#fff"/>',
-            _text(16, 26, title, "title"),
+            _text(16.0, 26.0, title, "title"),
             *_lines(grid),
             *_class_names(grid, classes),
             *_circles(grid, counts, nodes, classes),
             *_node_totals(grid, counts, nodes),
             *_class_totals(grid, counts),
-            *_legend(grid, int(counts.max())),
+            *_legend(grid, largest),
             "</svg>\n",
         )
     )
@@ -197,12 +198,12 @@ def as_svg(counts: Counts, nodes: Sequence[str], classes: Sequence[str], title: 
 
 def _grid(nodes: Sequence[str], classes: Sequence[str]) -> _Grid:
     longest = max(map(len, classes)) * _LETTER
-    wide = max(10.0, min(920 / len(classes), max(46, min(80, longest + 8))))
-    high = max(15.0, min(900 / len(nodes), 34 if wide > 22 else 20))
+    wide = max(10.0, min(920 / len(classes), max(46.0, min(80.0, longest + 8))))
+    high = max(15.0, min(900 / len(nodes), 34.0 if wide > 22 else 20.0))
     slant = longest + 4 > wide
     return _Grid(
-        left=16 + max(5, *map(len, nodes)) * _LETTER + 10,
-        top=44 + (longest * 0.71 + 14 if slant else 18),
+        left=26 + max(5, *map(len, nodes)) * _LETTER,
+        top=44 + (longest * 0.71 + 14 if slant else 18.0),
         wide=wide,
         high=high,
         rows=len(nodes),
@@ -283,8 +284,6 @@ def _class_totals(grid: _Grid, counts: Counts) -> list[str]:
 
 def _legend(grid: _Grid, largest: int) -> list[str]:
     """Circles of a few round counts."""
-    if largest == 0:
-        return []
     x, y = grid.left, grid.bottom + 48
     shapes = [_text(grid.left - 10, y + 4, "area", "quiet end")]
     for n in _round_counts(largest):
@@ -293,8 +292,13 @@ def _legend(grid: _Grid, largest: int) -> list[str]:
             f'r="{grid.radius * math.sqrt(n / largest):.2f}"/>'
         )
         shapes.append(_text(x + 2 * grid.radius + 4, y + 4, f"{n:,}", "quiet"))
-        x += 2 * grid.radius + 20 + len(f"{n:,}") * _LETTER
+        x += _legend_item(grid, n)
     return shapes
+
+
+def _legend_item(grid: _Grid, n: int) -> float:
+    """Width of a circle with its count."""
+    return 2 * grid.radius + 20 + len(f"{n:,}") * _LETTER
 
 
 def _round_counts(largest: int) -> list[int]:
@@ -304,5 +308,5 @@ def _round_counts(largest: int) -> list[int]:
     [5000, 1000, 200]
     """
     power = 10 ** (len(str(largest)) - 1)
-    top = max(m * power for m in (1, 2, 5) if m * power <= largest)
+    top = max((m * power for m in (1, 2, 5) if m * power <= largest), default=0)
     return [n for n in (top, top // 5, top // 25) if n]

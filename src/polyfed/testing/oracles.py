@@ -29,7 +29,7 @@ def literal_link(
     K = len(Z)
     alpha = [z / z.norm(dim=1, keepdim=True) for z in Z] if normalise_rows else list(Z)
     G = alpha[0].new_zeros(K, K)
-    F = [torch.zeros_like(z) for z in alpha]
+    F = alpha[0].new_zeros(K, *alpha[0].shape)
     for j in range(K):
         for k in range(K):
             if j == k:
@@ -46,4 +46,4 @@ def literal_link(
         F[j] = F[j] / weight if weight > 0 else Z[j]  # line 15
     norm = G.norm(dim=1, keepdim=True) if normalise == "receiver" else G.norm()  # line 12
     A = torch.where(norm > 0, eta * G / norm, 0.0)
-    return torch.stack(F), A
+    return F, A

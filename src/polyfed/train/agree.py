@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from polyfed.core.node import Node
-from polyfed.errors import ModelError
+from polyfed.errors import ModelError, UnknownNameError
+
+
+def parts_beside(node: Node, part: str) -> tuple[str, ...]:
+    """The parts of a node's network besides `part`; there must be one, and `part` itself."""
+    others = tuple(other for other in node.model.parts if other != part)
+    if part not in node.model.parts:
+        raise UnknownNameError(f"part of node {node.name}", part, node.model.parts)
+    if not others:
+        raise ModelError(
+            f"the network of node {node.name} is all '{part}'. Name its last layers as a part of "
+            f"their own: Model.split(net, {part}=..., head='fc')."
+        )
+    return others
 
 
 def check_same_parts(nodes: Sequence[Node], *parts: str) -> None:
