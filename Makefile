@@ -18,7 +18,7 @@ export OMP_NUM_THREADS ?= 1
 	@touch $@
 
 demo: .venv/.runs
-	$(BIN)/polyfed compare local fedavg-trunk fedlinked --task digits --seeds 5
+	$(BIN)/polyfed compare local fedavg-trunk fedlinked --task digits --seeds 3
 
 lint: .venv/.tests
 	$(BIN)/ruff check .

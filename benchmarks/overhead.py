@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +55,7 @@ def main() -> None:
         arguments.json.write_text(json.dumps(results, indent=2) + "\n")
 
 
-def _measure(nodes: Sequence[pf.Node], rounds: int, repeats: int) -> list[dict[str, object]]:
+def _measure(nodes: Sequence[pf.Node], rounds: int, repeats: int) -> list[dict[str, Any]]:
     method = pf.FedAvg(
         rounds=rounds, batch=BATCH, local_epochs=1, optimiser="sgd", lr=LR, weighting="uniform"
     )
@@ -93,8 +94,8 @@ def _measure(nodes: Sequence[pf.Node], rounds: int, repeats: int) -> list[dict[s
 def bare(nodes: Sequence[pf.Node], rounds: int) -> dict[str, Tensor]:
     """FedAvg as a person would write it for one experiment."""
     nets = [node.model.copy().net for node in nodes]
-    data = [(n.data["train"].x, n.data["train"].y) for n in nodes]
-    tests = [(n.data["test"].x, n.data["test"].y) for n in nodes]
+    data: list[Any] = [(n.data["train"].x, n.data["train"].y) for n in nodes]
+    tests: list[Any] = [(n.data["test"].x, n.data["test"].y) for n in nodes]
     for t in range(rounds + 1):
         if t:
             for node, net, (x, y) in zip(nodes, nets, data, strict=True):
@@ -114,10 +115,9 @@ def bare(nodes: Sequence[pf.Node], rounds: int) -> dict[str, Tensor]:
         for net, (x, y) in zip(nets, tests, strict=True):
             net.eval()
             with torch.no_grad():
-                right = sum(
-                    int((net(a).argmax(1) == b).sum())
-                    for a, b in zip(x.split(2674), y.split(2674), strict=True)
-                )
+                right = 0
+                for a, b in zip(x.split(2674), y.split(2674), strict=True):
+                    right += int((net(a).argmax(1) == b).sum())
             _ = right / len(y)
     return nets[0].state_dict()
 
@@ -132,7 +132,7 @@ def _federation(x: Tensor, y: Tensor, make: Callable[[], nn.Module]) -> list[pf.
     nodes = []
     for k, index in enumerate(Dirichlet(0.1).assign(y, NODES, generator)):
         cut = stratified(y[index], {"train": 0.75, "test": 0.25}, generator)
-        splits = {name: (x[index][i], y[index][i]) for name, i in cut.items()}
+        splits: dict[str, Any] = {name: (x[index][i], y[index][i]) for name, i in cut.items()}
         with ambient(0, "init"):
             model = pf.Model.split(make(), all=...)
         nodes.append(pf.Node(f"N{k:02d}", pf.Data(**splits), model))

@@ -21,6 +21,7 @@ LAYERS = (
     ("errors", "check", "random", "options"),
     ("core",), ("maths",), ("train",), ("models",), ("tasks",), ("methods",), ("topologies",),
     ("record",), ("engines",), ("experiments",), ("report",), ("testing",), ("cli",),
+    ("__main__",),
 )  # fmt: skip
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 FILES = sorted(p for p in SOURCE.rglob("*.py") if p != SOURCE / "__init__.py")

@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from polyfed import __version__, cli
-from polyfed.errors import ConfigError, RunError
+from polyfed.cli import commands, dynamic
+from polyfed.errors import RunError
 from polyfed.methods import METHODS
 from polyfed.tasks import TASKS
 
@@ -25,7 +26,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def call(*args: str, code: int = 0) -> Any:
-    result = CliRunner().invoke(cli.app, list(args))
+    result = CliRunner().invoke(cli.app, list(args), prog_name="polyfed")
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == code, result.output
@@ -65,7 +66,7 @@ try:
     cli.app({args!r}, prog_name="polyfed")
 except SystemExit as done:
     assert not done.code, done.code
-heavy = {{"torch", "numpy", "sklearn", "yaml", "polyfed.core", "polyfed.options"}}
+heavy = {{"torch", "numpy", "sklearn", "yaml", "polyfed.core"}}
 sys.exit(", ".join(sorted(heavy & set(sys.modules))) or 0)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -102,6 +103,11 @@ def test_help_shows_the_defaults_that_the_task_sets() -> None:
     assert "norm of a receiver's utilities [default: 2.97]" in cifar
 
 
+def fixed_flags(command: str) -> list[str]:
+    found = commands.typer.main.get_command(cli.app).commands[command]  # type: ignore[attr-defined]
+    return [p.opts[0] for p in found.params if p.param_type_name == "option"]
+
+
 def test_options_of_run_fedlinked_are_frozen() -> None:
     """A change here is a change of what people type: say so in the news."""
     fixed = "task seed topology device evaluate-every folder json progress"
@@ -110,29 +116,20 @@ def test_options_of_run_fedlinked_are_frozen() -> None:
         "finetune-epochs local-epochs transform normalise normalise-rows strength "
         "secret-rotation patience rollback init quick labels heads representation"
     )
-    command = cli.typer.main.get_command(cli.app).commands["run"]  # type: ignore[attr-defined]
-    flags = [p.opts[0] for p in command._fixed if p.param_type_name == "option"]
-    assert flags == [f"--{name}" for name in fixed.split()]
-    found = cli.options_for(["fedlinked"], "digits")
-    assert [option.flag for option in found] == [f"--{name}" for name in own.split()]
+    assert fixed_flags("run") == [f"--{name}" for name in fixed.split()]
+    found = dynamic.options_for(["fedlinked"], "digits")
+    assert [dynamic.flag(option) for option in found] == [f"--{name}" for name in own.split()]
     assert all(option.help for option in found)
 
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("method", METHODS)
 def test_no_option_has_two_meanings(method: str, task: str) -> None:
-    fixed = {"--task", "--seed", "--seeds", "--topology", "--device", "--evaluate-every"}
-    flags = [option.flag for option in cli.options_for([method], task)]
-    assert len(set(flags)) == len(flags)
-    assert not fixed & set(flags)
+    flags = [dynamic.flag(option) for option in dynamic.options_for([method], task)]
+    for command in ("run", "compare"):
+        every = [*flags, *fixed_flags(command)]
+        assert len(set(every)) == len(every)
     call("run", method, "--task", task, "--help")
-
-
-def test_an_option_of_both_method_and_task_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = cli.Option("eta", float, 1.0, "twice")
-    monkeypatch.setattr(cli, "fields_as_options", lambda *_: iter([one]))
-    with pytest.raises(ConfigError, match="--eta is an option of fedlinked and of task digits"):
-        cli.options_for(["fedlinked"], "digits")
 
 
 # ---- run -----------------------------------------------------------------------------------------
@@ -167,8 +164,19 @@ def test_run_prints_tables_and_the_folder() -> None:
     assert folder.parent == Path("runs")
     assert folder.name.endswith("-fedlinked-digits-s0")
     assert (folder / "result.json").exists()
+    assert text.startswith("fedlinked on digits, seed 0: 3 nodes, 2 rounds in ")
     assert "test accuracy" in text
     assert "receiver     M0     M1     M2" in text
+
+
+def test_quick_figures_are_marked() -> None:
+    assert "its figures mean nothing" in call("run", "local", "--quick", *TINY).stdout
+    assert "mean nothing" not in call("run", "local", *TINY).stdout
+
+
+def test_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "polyfed", "--version"], capture_output=True)
+    assert done.stdout.decode() == f"polyfed {__version__}\n"
 
 
 def test_same_seed_same_json() -> None:
@@ -200,7 +208,7 @@ def test_quick_runs_every_method(method: str) -> None:
 
 
 def test_default_folders_are_unique(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli.time, "strftime", lambda _: "now")
+    monkeypatch.setattr(commands.time, "strftime", lambda _: "now")
     folders = [as_json("run", "local", *TINY)["folder"] for _ in range(3)]
     assert folders == [f"runs/now-local-digits-s0{end}" for end in ("", "-2", "-3")]
 
@@ -222,8 +230,18 @@ def test_default_folders_are_unique(monkeypatch: pytest.MonkeyPatch) -> None:
             ("run", "fedlinked", "--topology", "alone"),
             "error: fedlinked runs on star, not on alone.",
         ),
-        (("run", "fedlinked", "--etaa", "1"), "--eta"),
-        (("run", "local", "--eta", "1"), "No such option: --eta"),
+        (
+            ("run", "fedlinked", "--etaa", "1"),
+            "error: unknown option of polyfed run fedlinked 'etaa'. Did you mean 'eta'?",
+        ),
+        (("run", "fedlinked", "--no-transfrm"), "Did you mean 'transform'?"),
+        (("run", "local", "--eta=1"), "error: unknown option of polyfed run local 'eta'."),
+        (("run", "local", "-x"), "error: unknown option of polyfed run local 'x'."),
+        (("run", "local", "--data", "x"), "error: task digits reads no files: leave --data out."),
+        (("tasks", "digits", "--data=x"), "error: task digits reads no files: leave --data out."),
+        (("show", "--data", "x"), "error: unknown option of polyfed show 'data'."),
+        (("run",), "error: Missing argument 'METHOD'. See: polyfed run --help"),
+        (("rn",), "error: No such command 'rn'. Did you mean 'run'?"),
         (("run", "fedlinked", "--eta", "abc"), "error: method fedlinked, eta: 'abc' does not fit."),
         (("run", "fedlinked", "--eta", "0"), "error: FedLinked.eta must be > 0, got 0.0."),
         (("run", "local", "--labels", "x"), "error: task digits, labels: 'x' does not fit."),
@@ -241,7 +259,7 @@ def test_default_folders_are_unique(monkeypatch: pytest.MonkeyPatch) -> None:
         (("compare", "local", "--seeds", "0"), "at least one method and one seed"),
         (("methods", "fedlinkd"), "Did you mean 'fedlinked'?"),
         (("tasks", "digts"), "Did you mean 'digits'?"),
-        (("tasks", "digits", "--labls", "4"), "--labels"),
+        (("tasks", "digits", "--labls", "4"), "Did you mean 'labels'?"),
         (("tasks", "--quick"), "name one, as in `polyfed tasks digits`"),
         (("show", "nowhere"), "error: nowhere is not a run folder"),
         (("resume", "nowhere"), "error: nowhere is not a run folder"),
@@ -303,6 +321,14 @@ def test_a_wide_table_leaves_the_nodes_out() -> None:
     found = open_comparison("here")
     assert "M0" in found.table()
     assert "M0" not in found.table(width=60)
+
+
+def test_a_comparison_without_a_finished_run_says_so() -> None:
+    as_json("compare", "local", *TINY, "--seeds", "1", "--folder", "here")
+    Path("here/local/seed-0/result.json").unlink()
+    told = "not finished: 0 of 1 runs; continue with: polyfed resume here\n\n"
+    assert call("show", "here").stdout == told
+    assert "none of its runs is finished" in fails("show", "here", "--json")
 
 
 def test_an_unfinished_comparison_is_shown_and_resumed() -> None:

@@ -41,21 +41,37 @@ _WHERE = {
 __all__ = sorted(_WHERE)
 
 if TYPE_CHECKING:
-    from polyfed import errors, methods, tasks, testing, topologies
-    from polyfed.core.data import Data
-    from polyfed.core.message import Message
-    from polyfed.core.method import Method
-    from polyfed.core.model import Model
-    from polyfed.core.node import Node
-    from polyfed.core.phase import Phase
-    from polyfed.core.topology import Topology
-    from polyfed.engines.compare import compare
-    from polyfed.engines.run import Run, resume, run
-    from polyfed.methods.fedavg import FedAvg
-    from polyfed.methods.fedavg_trunk import FedAvgTrunk
-    from polyfed.methods.fedlinked import FedLinked
-    from polyfed.methods.joint import Joint
-    from polyfed.methods.local import Local
+    from polyfed import (
+        errors as errors,
+    )
+    from polyfed import (
+        methods as methods,
+    )
+    from polyfed import (
+        tasks as tasks,
+    )
+    from polyfed import (
+        testing as testing,
+    )
+    from polyfed import (
+        topologies as topologies,
+    )
+    from polyfed.core.data import Data as Data
+    from polyfed.core.message import Message as Message
+    from polyfed.core.method import Method as Method
+    from polyfed.core.model import Model as Model
+    from polyfed.core.node import Node as Node
+    from polyfed.core.phase import Phase as Phase
+    from polyfed.core.topology import Topology as Topology
+    from polyfed.engines.compare import compare as compare
+    from polyfed.engines.run import Run as Run
+    from polyfed.engines.run import resume as resume
+    from polyfed.engines.run import run as run
+    from polyfed.methods.fedavg import FedAvg as FedAvg
+    from polyfed.methods.fedavg_trunk import FedAvgTrunk as FedAvgTrunk
+    from polyfed.methods.fedlinked import FedLinked as FedLinked
+    from polyfed.methods.joint import Joint as Joint
+    from polyfed.methods.local import Local as Local
 
 
 def __getattr__(name: str) -> Any:

@@ -20,6 +20,27 @@ def fields_of(cls: Any) -> dict[str, dataclasses.Field[Any]]:
     return {f.name: f for f in dataclasses.fields(cls) if f.init}
 
 
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """One option as a person sees it; the owner is what it configures: `method fedlinked`."""
+
+    owner: str
+    name: str
+    hint: Any
+    default: Any
+    help: str
+
+
+def listed(cls: Any, owner: str, recipe: Mapping[str, Any] | None = None) -> list[Option]:
+    """The options of a configuration class; a recipe's values go before the class's defaults."""
+    helps, hints, known = help_of(cls), get_type_hints(cls), fields_of(cls)
+    defaults = {
+        n: None if f.default is dataclasses.MISSING else f.default for n, f in known.items()
+    }
+    defaults |= recipe or {}
+    return [Option(owner, n, hints[n], defaults[n], helps.get(n, "").rstrip(".")) for n in known]
+
+
 def help_of(cls: Any) -> dict[str, str]:
     """The sentence each option has in the `Attributes:` of its class or of a base class."""
     found: dict[str, str] = {}
@@ -63,3 +84,39 @@ def coerce(hint: Any, value: Any, where: str) -> Any:
     except ValidationError as error:
         reason = error.errors()[0]["msg"]
         raise ConfigError(f"{where}: {value!r} does not fit. {reason}.") from error
+
+
+def parse_label(text: str) -> tuple[str, dict[str, str]]:
+    """A name and the options after its colon.
+
+    >>> parse_label("fedlinked:transform=false,local-epochs=1")
+    ('fedlinked', {'transform': 'false', 'local_epochs': '1'})
+    """
+    name, _, rest = text.partition(":")
+    pairs = [part.partition("=") for part in rest.split(",") if part]
+    if not all(equals for _, equals, _ in pairs):
+        raise ConfigError(f"'{text}': write name=value after the colon, as fedlinked:eta=1.")
+    return name, {option.strip().replace("-", "_"): value for option, _, value in pairs}
+
+
+def parse_seeds(text: str) -> list[int]:
+    """How many seeds, or which.
+
+    >>> parse_seeds("3"), parse_seeds("3,7"), parse_seeds("3,")
+    ([0, 1, 2], [3, 7], [3])
+    """
+    parts = [part for part in text.split(",") if part]
+    if not parts or not all(map(str.isdecimal, parts)):
+        raise ConfigError(f"seeds {text}: say how many (5), or which (3,7,9).")
+    return [int(part) for part in parts] if "," in text else list(range(int(text)))
+
+
+def as_text(value: Any) -> str:
+    """A value as a person reads it.
+
+    >>> as_text(True), as_text(None), as_text(["star", "ring"]), as_text(0.5)
+    ('yes', '', 'star, ring', '0.5')
+    """
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(value) if isinstance(value, list) else "" if value is None else str(value)

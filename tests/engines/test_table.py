@@ -45,7 +45,7 @@ local      0.500 ± 0.000  0.700 ± 0.141  0.600 ± 0.071              -      1.
 """
 
 ONE_RUN = """\
-fedlinked, 2 nodes, 2.0 s
+fedlinked: 2 nodes, 1 round in 2.0 s
 ---------------------------------------
 node  test accuracy      sent  received
 ---------------------------------------

@@ -395,7 +395,7 @@ def test_random_rotations_are_orthogonal_repeatable_and_centred() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize(("dtype", "tolerance"), [(F64, 1e-10), (torch.float32, 1e-4)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(F64, 1e-10), (torch.float32, 3e-4)])
 def test_cuda_equals_algorithm_3(dtype: torch.dtype, tolerance: float) -> None:
     Z = representations(4, 200, 32, decay=4.0, dtype=dtype)
     Z[1][:, 5] = Z[1][:, 6]  # one node of lower rank: its pairs fall back

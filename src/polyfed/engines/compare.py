@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from polyfed import methods, options, tasks
+from polyfed import methods, tasks
 from polyfed.core.method import Method
 from polyfed.core.node import Name, Node
 from polyfed.engines.progress import suited
@@ -101,6 +101,8 @@ def compare(
     chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     if not labelled or not chosen:
         raise ConfigError("compare needs at least one method and one seed.")
+    if len(set(chosen)) < len(chosen):
+        raise ConfigError(f"seeds {', '.join(map(str, chosen))}: a seed is named twice.")
     first = _federation(task, chosen[0])
     kept = {name: value for name, value in settings.items() if name != "progress"}
     for method in labelled.values():
@@ -119,8 +121,7 @@ def resume_comparison(folder: str | Path, *, progress: bool | None = None) -> Co
         raise RunError(f"{folder} compared methods on your own nodes: call compare again instead.")
     task = tasks.make(config["task"], config["task_options"])
     labelled = {
-        label: options.build(methods.load(m["method"]), m["options"], f"method {m['method']}")
-        for label, m in config["methods"].items()
+        label: methods.make(m["method"], m["options"]) for label, m in config["methods"].items()
     }
     settings = config["settings"] | {"progress": progress}
     return _run_all(labelled, task, config["seeds"], folder, settings)

@@ -98,15 +98,15 @@ class LocalEngine:
             self._train("finish", ((n, self.method.finish(n)) for n in self.nodes.values()))
         if not accuracies or type(self.method).finish is not Method.finish:
             accuracies = self._evaluate()
-        for name, value in accuracies.items():
-            self.recorder.metrics.append({"tick": FINAL, "node": name, "test_accuracy": value})
+        self._note(FINAL, accuracies)
         self.progress.end()
         return accuracies
 
     def _begin(self, rounds: int) -> None:
+        started = time.perf_counter()
         if rounds:
             self._train("start", ((n, self.method.start(n)) for n in self.nodes.values()))
-        self._close_tick(evaluate=True)
+        self._close_tick(evaluate=True, started=started)
 
     def _round(self, t: int, *, is_last: bool) -> dict[Name, float]:
         started = time.perf_counter()
@@ -120,7 +120,7 @@ class LocalEngine:
             heard = ((self.nodes[n], self.method.receive(self.nodes[n], m)) for n, m in replies)
             self._train("receive", heard)
         due = is_last or t % self.settings.evaluate_every == 0
-        return self._close_tick(evaluate=due, seconds=time.perf_counter() - started)
+        return self._close_tick(evaluate=due, started=started)
 
     def _absent(self, t: int) -> frozenset[Name]:
         away = frozenset((self.settings.absent or {}).get(t, ())).intersection(self.nodes)
@@ -185,19 +185,23 @@ class LocalEngine:
             if "test" in view.data
         }
 
-    def _close_tick(self, *, evaluate: bool, seconds: float | None = None) -> dict[Name, float]:
+    def _close_tick(self, *, evaluate: bool, started: float) -> dict[Name, float]:
         accuracies = self._evaluate() if evaluate else {}
-        for node in [*self.nodes.values(), *self.places.values()]:
-            if node.notes:
-                self.recorder.metrics.append({"tick": self._tick, "node": node.name, **node.notes})
-                node.notes.clear()
-        for name, value in accuracies.items():
-            self.recorder.metrics.append({"tick": self._tick, "node": name, "test_accuracy": value})
-        if seconds is not None:
-            self.recorder.metrics.append({"tick": self._tick, "seconds": round(seconds, 4)})
+        self._note(self._tick, accuracies)
+        seconds = round(time.perf_counter() - started, 4)
+        self.recorder.metrics.append({"tick": self._tick, "seconds": seconds})
         self.recorder.checkpoint(self._tick, [*self.nodes.values(), *self.places.values()])
         self.progress.round_done(self._tick, accuracies)
         return accuracies
+
+    def _note(self, tick: int | str, accuracies: Mapping[Name, float]) -> None:
+        """Write the notes of every node, then its accuracy, to the metrics."""
+        for node in [*self.nodes.values(), *self.places.values()]:
+            if node.notes:
+                self.recorder.metrics.append({"tick": tick, "node": node.name, **node.notes})
+                node.notes.clear()
+        for name, value in accuracies.items():
+            self.recorder.metrics.append({"tick": tick, "node": name, "test_accuracy": value})
 
 
 def _check_names(names: Sequence[Name], topology: Topology, settings: Settings) -> None:

@@ -54,7 +54,7 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Wall-clock time of all rounds."""
+        """Wall-clock time of pre-training and all rounds."""
         return float(sum(m["seconds"] for m in self.metrics if "seconds" in m))
 
     def table(self) -> Text:
@@ -137,9 +137,7 @@ def resume(
     if read_result(folder) is not None:
         return Run.open(folder)
     if method is None:
-        method = options.build(
-            methods.load(config["method"]), config["options"], f"method {config['method']}"
-        )
+        method = methods.make(config["method"], config["options"])
     settings = options.build(Settings, config["settings"], "settings")
     if nodes is None:
         if config["task"] is None:

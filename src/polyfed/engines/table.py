@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from polyfed.options import as_text
 
 if TYPE_CHECKING:
     from polyfed.engines.run import Run
@@ -19,8 +22,28 @@ class Text(str):
         return str(self)
 
 
-def run_table(run: Run) -> Text:
-    """Accuracy and bytes of every node, then the mean."""
+def rounds_done(run: Run) -> int:
+    """How many rounds are over."""
+    return max((m["tick"] for m in run.metrics if "seconds" in m), default=0)
+
+
+def as_dict(run: Run, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The result for machines; the configuration is that of the run's folder."""
+    return {
+        "method": run.method,
+        "task": config["task"],
+        "seed": config["settings"]["seed"],
+        "accuracy": dict(run.accuracy),
+        "mean_accuracy": run.mean_accuracy if run.accuracy else None,
+        "bytes_sent": {node: run.ledger.bytes_sent(node) for node in run.accuracy},
+        "seconds": run.seconds,
+        "faults": len(run.faults),
+        "folder": str(run.folder),
+    }
+
+
+def run_table(run: Run, title: str = "") -> Text:
+    """Accuracy and bytes of every node, then the mean; a title may say more than the method."""
     rows = [
         [
             name,
@@ -30,9 +53,10 @@ def run_table(run: Run) -> Text:
         ]
         for name, value in run.accuracy.items()
     ]
+    rounds = f"{count(rounds_done(run), 'round')} in {run.seconds:.1f} s"
+    title = f"{title or run.method}: {count(len(rows), 'node')}, {rounds}"
     if rows:
         rows.append(["mean", f"{run.mean_accuracy:.4f}", "", ""])
-    title = f"{run.method}, {len(run.accuracy)} nodes, {run.seconds:.1f} s"
     columns, rules = ["node", "test accuracy", "sent", "received"], (-1,) if rows else ()
     return render(title, columns, rows, rules)
 
@@ -47,7 +71,8 @@ def utilities_table(run: Run) -> Text:
         [to, *(_figure(value if by != to else None) for by, value in zip(nodes, row, strict=True))]
         for to, row in zip(nodes, rows, strict=True)
     ]
-    return render("Utilities in the last round, by source", ["receiver", *nodes], cells)
+    title = "Utilities: how much each node (row) took from each other (column), last round"
+    return render(title, ["receiver", *nodes], cells)
 
 
 def _figure(value: float | None) -> str:
@@ -81,10 +106,40 @@ def _listed(names: Sequence[str], shown: int = 2) -> str:
     return ", ".join(names[:shown]) + (f" and {rest} more" if rest > 0 else "")
 
 
+def faults_line(run: Run) -> str:
+    """How many faults of which kind, and where they are written; nothing if there were none."""
+    kinds = Counter(f"{fault['node']} {fault['fault']}" for fault in run.faults)
+    kinds_listed = ", ".join(f"{kind} ({number})" for kind, number in kinds.items())
+    where = f"; see {run.folder / 'faults.jsonl'}" if run.folder else ""
+    return f"{count(len(run.faults), 'fault')}: {kinds_listed}{where}" if kinds else ""
+
+
+def settings(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a run was asked to do, by method, task and run, without what was left open."""
+    run = {"topology": config["topology"], **config["settings"]}
+    pairs = {"method": config["options"], "task": config["task_options"], "run": run}
+    return [
+        {
+            "": f"{kind} {config.get(kind) or ''}",
+            "settings": [f"{k}={as_text(v)}" for k, v in each.items() if v not in (None, {})],
+        }
+        for kind, each in pairs.items()
+    ]
+
+
 def spread(values: Sequence[float]) -> str:
     """Mean and sample standard deviation; a single value has no spread."""
     mean = statistics.fmean(values)
     return f"{mean:.3f} ± {statistics.stdev(values):.3f}" if len(values) > 1 else f"{mean:.3f}"
+
+
+def count(number: int, what: str) -> str:
+    """A number of things.
+
+    >>> count(1, "seed"), count(3, "node")
+    ('1 seed', '3 nodes')
+    """
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def size(count: float) -> str:

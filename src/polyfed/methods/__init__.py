@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
+from typing import Any
 
 from polyfed.core.method import Method
 from polyfed.errors import UnknownNameError
+from polyfed.options import build
+from polyfed.tasks.task import Task
 
 METHODS: dict[str, tuple[str, str]] = {
     "local": ("local", "Local"),
@@ -23,3 +27,9 @@ def load(name: str) -> type[Method]:
     module, cls = METHODS[name]
     found: type[Method] = getattr(import_module(f"polyfed.methods.{module}"), cls)
     return found
+
+
+def make(name: str, options: Mapping[str, Any], task: Task | None = None) -> Method:
+    """The method of that name: these options, then the task's recipe, then its own defaults."""
+    recipe = {} if task is None else task.recipe(name)
+    return build(load(name), {**recipe, **options}, f"method {name}")

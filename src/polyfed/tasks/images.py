@@ -27,12 +27,20 @@ from polyfed.tasks import files
 from polyfed.tasks.files import Images
 from polyfed.tasks.partition import parse
 from polyfed.tasks.split import fedlinked_split, stratified
-from polyfed.tasks.task import Task, data_folder, node_names
+from polyfed.tasks.task import Task, data_folder, node_names, shortened
 
 FEDLINKED = "fedlinked"
 _FRACTIONS = {"train": 0.65, "val_es": 0.05, "val_rb": 0.05, "test": 0.25}
-_QUICK_SHARE, _QUICK = 12, {"rounds": 2, "batch": 32, "lr": 1e-3, "init_epochs": 3}
-_QUICK_EPOCHS = {"distil_epochs": 2, "finetune_epochs": 1, "local_epochs": 2}
+_QUICK_SHARE = 12
+_QUICK = {
+    "rounds": 2,
+    "batch": 32,
+    "lr": 1e-3,
+    "init_epochs": 3,
+    "distil_epochs": 2,
+    "finetune_epochs": 1,
+    "local_epochs": 2,
+}
 
 Recipe = Mapping[str, Any]
 
@@ -86,12 +94,9 @@ class ImageTask(Task):
         return self._partitioned(seed, images, generator)
 
     def recipe(self, method: str) -> Recipe:
-        """FedLinked's Table 4.4 on its own split; a short one for `quick`."""
-        chosen = self.recipes.get(method, {}) if self.partition == FEDLINKED else {}
-        if not self.quick:
-            return chosen
-        own = chosen.keys() & _QUICK_EPOCHS.keys()
-        return {**chosen, **_QUICK, **{name: _QUICK_EPOCHS[name] for name in own}}
+        """Settings that suit the images; for CIFAR-10 and SVHN those of FedLinked's Table 4.4."""
+        chosen = self.recipes.get(method, {})
+        return shortened(chosen, _QUICK) if self.quick else chosen
 
     def _partitioned(self, seed: int, images: Images, generator: torch.Generator) -> list[Node]:
         rule = parse(self.partition)
@@ -197,6 +202,7 @@ _SVHN_RECIPES: Mapping[str, Recipe] = {
         "rounds": 11,
         "lr": 3e-3,
         "batch": 0.11,
+        "patience": 30,  # an epoch is ten steps: with 5, pre-training may stop on its first plateau
         "eta": 2.22,
         "init_epochs": 30,
         "distil_epochs": 48,
@@ -243,6 +249,21 @@ class Svhn(ImageTask):
         )
 
 
+_MNIST_ALL: Recipe = {"rounds": 10, "batch": 32, "lr": 1e-3, "local_epochs": 1}
+_MNIST_RECIPES: Mapping[str, Recipe] = {
+    "fedlinked": {
+        **_MNIST_ALL,
+        "init_epochs": 5,
+        "distil_epochs": 2,
+        "finetune_epochs": 1,
+    },
+    "fedavg-trunk": {**_MNIST_ALL, "init_epochs": 5, "finetune_epochs": 1},
+    "local": {**_MNIST_ALL, "init_epochs": 5},
+    "joint": {**_MNIST_ALL, "init_epochs": 5},
+    "fedavg": _MNIST_ALL,
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Mnist(ImageTask):
     """Handwritten digits, 28 x 28.
@@ -254,6 +275,7 @@ class Mnist(ImageTask):
     name: ClassVar[str] = "mnist"
     title: ClassVar[str] = "MNIST by any partition"
     groups: ClassVar[tuple[tuple[int, ...], ...]] = ((0, 5, 6, 9), (0, 3, 6, 8), (1, 2, 4, 7))
+    recipes: ClassVar[Mapping[str, Recipe]] = _MNIST_RECIPES
 
     partition: str = "dirichlet:0.1"
     num_nodes: int = 20

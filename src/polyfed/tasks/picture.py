@@ -48,8 +48,10 @@ def _check(counts: Counts, nodes: Sequence[str], classes: Sequence[str]) -> None
 # ---- text ----------------------------------------------------------------------------------------
 
 
-def as_text(counts: Counts, nodes: Sequence[str], classes: Sequence[str]) -> str:
-    """A grid for the terminal, at most 100 columns wide.
+def as_text(
+    counts: Counts, nodes: Sequence[str], classes: Sequence[str], width: int = WIDTH
+) -> str:
+    """A grid for the terminal, at most so many columns wide.
 
     >>> print(as_text(torch.tensor([[4, 0], [1, 3]]), ["M0", "M1"], ["cat", "dog"]))
            cat  dog  total
@@ -61,7 +63,7 @@ def as_text(counts: Counts, nodes: Sequence[str], classes: Sequence[str]) -> str
     names = [_shorten(name, 14) for name in (*nodes, "total")]
     left = max(map(len, names))
     right = max(len(f"{int(counts.sum()):,}"), len("total"))
-    room = WIDTH - left - right - 2
+    room = width - left - right - 2
     body = _numbered(counts, classes, room) or _shaded(counts, classes, room)
     totals = [f"{int(n):,}" for n in (*counts.sum(1), counts.sum())]
     lines = [f"{'':{left}}{body[0]}  {'total':>{right}}"]

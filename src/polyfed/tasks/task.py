@@ -50,6 +50,11 @@ class Task(ABC):
             return Model.split(make(), trunk="trunk", head="head")
 
 
+def shortened(recipe: Mapping[str, Any], quick: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe with the quick values of the options it has."""
+    return {**recipe, **{name: quick[name] for name in recipe.keys() & quick.keys()}}
+
+
 def data_folder(given: Path | None, task: str) -> Path:
     """The folder a person names by --data or by the environment."""
     chosen = given or os.environ.get(DATA_VARIABLE)

@@ -1,0 +1,264 @@
+"""What can be typed, and the way from text to configurations."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from polyfed import __version__
+from polyfed.cli.dynamic import TYPED, Command
+from polyfed.errors import ConfigError, PolyfedError
+
+if TYPE_CHECKING:
+    from polyfed.core.method import Method
+    from polyfed.tasks import Task
+
+_FOLDER = "polyfed.folder"  # what a context carries: where this command writes
+
+
+class Group(TyperGroup):
+    """All commands; errors on purpose are one line, and an interrupted run says how to go on."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            folder = ctx.meta.get(_FOLDER)
+            begun = folder is not None and (folder / "config.yaml").exists()
+            more = f"; continue with: polyfed resume {folder}" if begun else ""
+            typer.echo(f"interrupted{more}", err=True)
+            raise typer.Exit(130) from error
+        except Exception as error:
+            is_usage = hasattr(error, "format_message")  # Typer's own: they share no public name
+            if not (is_usage or isinstance(error, PolyfedError)):
+                raise
+            text = getattr(error, "format_message", error.__str__)()
+            more = f" See: polyfed {ctx.invoked_subcommand or ''} --help" if is_usage else ""
+            typer.echo("error: " + " ".join((text + more).split()), err=True)
+            raise typer.Exit(2) from error
+
+
+app = typer.Typer(
+    cls=Group,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    epilog="Begin with: polyfed run fedlinked",
+)
+
+
+def main() -> None:
+    """What `polyfed` on the command line calls."""
+    app(prog_name="polyfed")
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="one JSON object on standard output")]
+TaskName = Annotated[str, typer.Option("--task", help="see: polyfed tasks")]
+Seed = Annotated[int, typer.Option("--seed", help="same seed, same numbers")]
+Seeds = Annotated[str, typer.Option("--seeds", help="how many (5), or which (3,7,9)")]
+Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:0, ...")]
+Every = Annotated[int, typer.Option("--evaluate-every", help="rounds between evaluations")]
+Meets = Annotated[str | None, typer.Option("--topology", help="who meets; else the method's first")]
+Folder = Annotated[Path | None, typer.Option("--folder", help="where to write; else under runs/")]
+Shown = Annotated[
+    bool | None, typer.Option("--progress/--no-progress", help="show it; else on terminals")
+]
+Picture = Annotated[Path | None, typer.Option("--picture", help="write as SVG", metavar="FILE.svg")]
+MethodName = Annotated[str, typer.Argument(help="see: polyfed methods", metavar="METHOD")]
+Labels = Annotated[list[str], typer.Argument(help="one or more", metavar="METHOD")]
+Name = Annotated[str | None, typer.Argument(help="one, to see its options", metavar="NAME")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]
+
+
+def _version(wanted: bool) -> bool:
+    if wanted:
+        typer.echo(f"polyfed {__version__}")
+        raise typer.Exit
+    return wanted
+
+
+@app.callback()
+def polyfed(
+    version: bool = typer.Option(False, "--version", callback=_version, help="Say which version."),
+) -> None:
+    """Train models together across parties that differ."""
+
+
+@app.command("run", cls=Command)
+def run_command(
+    ctx: typer.Context,
+    method: MethodName,
+    task: TaskName = "digits",
+    seed: Seed = 0,
+    topology: Meets = None,
+    device: Device = "cpu",
+    evaluate_every: Every = 1,
+    folder: Folder = None,
+    as_json: AsJson = False,
+    progress: Shown = None,
+) -> None:
+    """Train a federation with a method.
+
+    Each method and each task has options of its own. To see them, name them:
+    polyfed run fedlinked --task digits --help
+
+    Example: polyfed run fedlinked --eta 1 --no-transform
+    """
+    from polyfed.cli import show
+    from polyfed.engines.run import run
+
+    chosen = _task(ctx, task)
+    built = _method(ctx, method, chosen)
+    where = _folder(ctx, folder, built.name, task, f"s{seed}")
+    common: Any = {"device": device, "evaluate_every": evaluate_every, "progress": progress}
+    done = run(built, chosen, seed=seed, topology=topology, folder=where, **common)
+    show.result(done, as_json)
+
+
+@app.command("compare", cls=Command)
+def compare_command(
+    ctx: typer.Context,
+    methods: Labels,
+    task: TaskName = "digits",
+    seeds: Seeds = "5",
+    device: Device = "cpu",
+    evaluate_every: Every = 1,
+    folder: Folder = None,
+    as_json: AsJson = False,
+    progress: Shown = None,
+) -> None:
+    """Run several methods over several seeds: one table.
+
+    An option is for every named method that has it; a method's own follow a colon.
+
+    Example: polyfed compare fedlinked fedlinked:transform=false,eta=1 local --seeds 3
+    """
+    from polyfed.cli import show
+    from polyfed.engines.compare import compare
+    from polyfed.options import parse_seeds
+
+    chosen, which = _task(ctx, task), parse_seeds(seeds)
+    labelled = {text: _method(ctx, text, chosen) for text in methods}
+    if len(labelled) < len(methods):
+        raise ConfigError("a method is named twice. Give one its own options: fedlinked:eta=1.")
+    where = _folder(ctx, folder, "compare", task)
+    common = {"device": device, "evaluate_every": evaluate_every, "progress": progress}
+    show.result(compare(labelled, chosen, seeds=which, folder=where, **common), as_json)
+
+
+@app.command("resume", cls=Command)
+def resume_command(
+    ctx: typer.Context, folder: RunFolder, as_json: AsJson = False, progress: Shown = None
+) -> None:
+    """Continue a run or a comparison that was interrupted.
+
+    Example: polyfed resume runs/20270131-120000-fedlinked-digits-s0
+    """
+    from polyfed.cli import show
+    from polyfed.engines import compare, run
+
+    ctx.meta[_FOLDER] = folder
+    again = compare.resume_comparison if compare.is_comparison(folder) else run.resume
+    show.result(again(folder, progress=progress), as_json)
+
+
+@app.command("show", cls=Command)
+def show_command(folder: RunFolder, as_json: AsJson = False) -> None:
+    """Show a run or a comparison, finished or not.
+
+    Example: polyfed show runs/20270131-120000-fedlinked-digits-s0
+    """
+    from polyfed.cli import show
+
+    show.folder(folder, as_json)
+
+
+@app.command("methods", cls=Command)
+def methods_command(name: Name = None, as_json: AsJson = False) -> None:
+    """List the methods, or the options of one.
+
+    Example: polyfed methods fedlinked
+    """
+    from polyfed import methods
+    from polyfed.cli import show
+
+    if name is None:
+        show.listing(map(show.about, map(methods.load, methods.METHODS)), as_json)
+    else:
+        show.configuration(methods.load(name), as_json)
+
+
+@app.command("tasks", cls=Command)
+def tasks_command(
+    ctx: typer.Context,
+    name: Name = None,
+    seed: Seed = 0,
+    picture: Picture = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the tasks, or the options of one and who holds what.
+
+    Example: polyfed tasks mnist --data ~/data --partition dirichlet:0.1 --picture mnist.svg
+    """
+    from polyfed.cli import show
+    from polyfed.tasks import TASKS, load
+
+    if name is not None:
+        show.task(_task(ctx, name), seed, picture, as_json)
+    elif ctx.meta[TYPED] or picture:
+        raise ConfigError("these options are a task's: name one, as in `polyfed tasks digits`.")
+    else:
+        show.listing(map(show.about, map(load, TASKS)), as_json)
+
+
+@app.command("topologies", cls=Command)
+def topologies_command(as_json: AsJson = False) -> None:
+    """List the topologies: who meets whom.
+
+    Example: polyfed run fedlinked --topology star
+    """
+    from polyfed.cli import show
+    from polyfed.topologies import TOPOLOGIES
+
+    docs = {name: (cls.__doc__ or "").partition("\n")[0] for name, cls in TOPOLOGIES.items()}
+    show.listing(({"name": name, "what_it_is": text} for name, text in docs.items()), as_json)
+
+
+# ---- from text to configurations -----------------------------------------------------------------
+
+
+def _typed(ctx: typer.Context, cls: Any) -> dict[str, Any]:
+    """What was typed for a configuration class; the rest is for others that the line names."""
+    from polyfed.options import fields_of
+
+    return {name: value for name, value in ctx.meta[TYPED].items() if name in fields_of(cls)}
+
+
+def _task(ctx: typer.Context, name: str) -> Task:
+    from polyfed import tasks
+
+    return tasks.make(name, _typed(ctx, tasks.load(name)))
+
+
+def _method(ctx: typer.Context, label: str, task: Task) -> Method:
+    """A method with the task's recipe, what was typed, and its own options after the colon."""
+    from polyfed import methods, options
+
+    name, own = options.parse_label(label)
+    return methods.make(name, _typed(ctx, methods.load(name)) | own, task)
+
+
+def _folder(ctx: typer.Context, given: Path | None, *names: str) -> Path:
+    """Where to write: as given, else a new folder named by time and by what runs."""
+    base = Path("runs", "-".join([time.strftime("%Y%m%d-%H%M%S"), *names]))
+    folder, number = given or base, 2
+    while given is None and folder.exists():
+        folder, number = Path(f"{base}-{number}"), number + 1
+    ctx.meta[_FOLDER] = folder
+    return folder

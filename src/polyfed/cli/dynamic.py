@@ -1,0 +1,153 @@
+"""Commands whose options are the fields of the methods and of the task that a line names."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import takewhile
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args
+
+import typer
+from typer.core import TyperCommand
+
+from polyfed.errors import ConfigError, UnknownNameError
+from polyfed.options import Option, as_text, listed
+
+TYPED = "polyfed.typed"  # what a context carries: the options of methods and task that were typed
+_SHORT = {"num_nodes": "nodes"}  # fields with another name on the command line
+_GENERAL = (  # what --help shows before a method or a task is named
+    Option("options", "rounds", int, None, "rounds of training; else what suits method and task"),
+    Option("options", "data", Path, None, "folder with the published files of the task"),
+    Option("options", "quick", bool, False, "a small version that shows the way in seconds"),
+)
+
+
+def flag(option: Option) -> str:
+    """The option's name on the command line."""
+    return "--" + _SHORT.get(option.name, option.name).replace("_", "-")
+
+
+def options_for(method_names: Iterable[str], task_name: str) -> list[Option]:
+    """The options of these methods and this task, with the defaults they have together."""
+    from polyfed import methods, tasks
+
+    task = tasks.load(task_name)
+    holders: dict[str, dict[str, Option]] = {}
+    for name in method_names:
+        for option in listed(methods.load(name), f"method {name}", task().recipe(name)):
+            holders.setdefault(option.name, {})[name] = option
+    shared_first = sorted(holders.values(), key=len, reverse=True)
+    return [*map(_together, shared_first), *listed(task, f"task {task_name}")]
+
+
+def _together(each: Mapping[str, Option]) -> Option:
+    """One option of several methods: it says whose it is, and its default if they agree on it."""
+    first = next(iter(each.values()))
+    if len(each) == 1:
+        return first
+    agreed = first.default if len({option.default for option in each.values()}) == 1 else None
+    return replace(first, owner=f"methods {', '.join(each)}", default=agreed)
+
+
+def _parameter(option: Option) -> inspect.Parameter:
+    """For Typer, a flag or plain text: `polyfed.options` turns the text into a value."""
+    name, is_flag = flag(option), option.hint is bool
+    default = "" if option.default is False else as_text(option.default)
+    about = typer.Option(
+        None,
+        f"{name}/--no-{name[2:]}" if is_flag else name,
+        help=option.help.replace("[", r"\[") + (rf" [dim]\[default: {default}]" if default else ""),
+        rich_help_panel=option.owner.capitalize(),
+        metavar=None if is_flag else _metavar(option.hint),
+        show_default=False,
+    )
+    kind, place = (bool if is_flag else str) | None, inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(option.name, place, default=about, annotation=kind)
+
+
+def _metavar(hint: Any) -> str:
+    kinds = [kind for kind in get_args(hint) or (hint,) if kind is not NoneType]
+    return "|".join(f"<{k.__name__.lower()}>" if isinstance(k, type) else str(k) for k in kinds)
+
+
+def _parameters(found: Iterable[Option]) -> list[Any]:
+    """Typer's own parameters for options, made through its public door."""
+
+    def command(**values: Any) -> None: ...
+
+    signature = inspect.Signature([_parameter(option) for option in found])
+    command.__signature__ = signature  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+    maker = typer.Typer(add_completion=False)
+    maker.command()(command)
+    return list(typer.main.get_command(maker).params)
+
+
+class Command(TyperCommand):
+    """A command; one that trains or is about tasks also has the options of what its line names."""
+
+    context_class = typer.Context
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Add the options, parse, and keep what was typed of them in the context."""
+        words = [part for a in args for part in (a.split("=", 1) if a[:2] == "--" else [a])]
+        names = self._names(words)
+        found = self._found(names, words)
+        own = _parameters(found) if found else []
+        self.params = [*self.params, *own]
+        where = " ".join([ctx.command_path, *names])
+        _check_flags(words, self.get_params(ctx), where, found[-1].owner if names else "")
+        rest: list[str] = super().parse_args(ctx, args)
+        values = {p.name: ctx.params.pop(p.name) for p in own}
+        ctx.meta[TYPED] = {name: value for name, value in values.items() if value is not None}
+        return rest
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """As Typer does, but a pair of flags takes one narrow column."""
+        for parameter in self.params:
+            if getattr(parameter, "secondary_opts", None):
+                parameter.opts = [f"--[no-]{parameter.opts[0][2:]}"]
+                parameter.secondary_opts = []
+        super().format_help(ctx, formatter)
+
+    def _names(self, words: Sequence[str]) -> list[str]:
+        """Methods or tasks of the line: names that exist, else words that follow no option."""
+        if self.name not in ("run", "compare", "tasks"):
+            return []
+        valued = {f for p in self.params if not getattr(p, "is_flag", False) for f in p.opts}
+        pairs = zip(["", *words], words, strict=False)
+        stems = [(b, w.partition(":")[0]) for b, w in pairs if w[:1] != "-" and b not in valued]
+        if not stems:  # nothing heavy is imported for --help
+            return []
+        from polyfed.methods import METHODS
+        from polyfed.tasks import TASKS
+
+        known = TASKS if self.name == "tasks" else METHODS
+        found = [stem for _, stem in stems if stem in known]
+        return list(dict.fromkeys(found or [stem for before, stem in stems if before[:1] != "-"]))
+
+    def _found(self, names: Sequence[str], words: Sequence[str]) -> Sequence[Option]:
+        """Options of what the line names; general ones while it names nothing."""
+        if self.name == "tasks":
+            return options_for([], names[0]) if names else _GENERAL[1:]
+        if names:
+            is_given = "--task" in words[:-1]
+            return options_for(names, words[words.index("--task") + 1] if is_given else "digits")
+        return _GENERAL if self.name in ("run", "compare") else ()
+
+
+def _check_flags(words: Sequence[str], params: Iterable[Any], where: str, task: str) -> None:
+    """Raise if an option does not exist, in the words that other names have."""
+    pairs = [(p.opts, p.secondary_opts) for p in params if p.opts[0][:1] == "-"]
+    known = {flag for opts, others in pairs for flag in (*opts, *others)}
+    for word in takewhile(lambda word: word != "--", words):
+        if not re.fullmatch(r"--?[a-zA-Z][\w-]*", word) or word in known:
+            continue
+        if task and word == "--data":
+            raise ConfigError(f"{task} reads no files: leave {word} out.")
+        names = [opts[0].lstrip("-") for opts, _ in pairs]  # all begin alike: not what is near
+        raise UnknownNameError(f"option of {where}", word.lstrip("-"), names)

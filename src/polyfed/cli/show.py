@@ -1,0 +1,159 @@
+"""What the commands print: text for people, the same as JSON for machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from polyfed.cli.dynamic import flag
+from polyfed.core.method import Method
+from polyfed.core.node import Node
+from polyfed.engines import compare, table
+from polyfed.engines.compare import Comparison
+from polyfed.engines.run import Run
+from polyfed.options import as_text, listed
+from polyfed.record.files import write_text
+from polyfed.record.recorder import read_config, read_result
+from polyfed.tasks import Task, picture
+from polyfed.tasks.task import DATA_VARIABLE
+
+_QUICK = "note: --quick only shows the way; its figures mean nothing."
+_LEGEND = "mean accuracy: over the nodes of a run. sent, seconds: of one run."
+
+
+def folder(where: Path, as_json: bool) -> None:
+    """A run or a comparison, finished or not."""
+    if not compare.is_comparison(where):
+        result(Run.open(where), as_json, fully=True)
+        return
+    done, planned = compare.progress_of(where)
+    if not as_json:
+        typer.echo(_state(where, done == planned, f"{done} of {planned} runs") + "\n")
+    if done or as_json:
+        result(compare.open_comparison(where), as_json)
+
+
+def result(done: Run | Comparison, as_json: bool, *, fully: bool = False) -> None:
+    """The tables of a run or a comparison; `fully`, also where a run stands and its settings."""
+    where = done.folder or Path()
+    config = read_config(where)
+    if as_json:
+        _json(_run_dict(done, config, fully) if isinstance(done, Run) else done.as_dict())
+        return
+    if isinstance(done, Run):
+        texts = _run_texts(done, config, fully)
+    else:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        texts = [done.table(width), _LEGEND]
+    note = _QUICK if config["task_options"].get("quick") else ""
+    typer.echo("\n\n".join(filter(None, [*texts, note, f"run folder: {where}"])))
+
+
+def _run_dict(done: Run, config: Mapping[str, Any], fully: bool) -> dict[str, Any]:
+    said = table.as_dict(done, config)
+    if fully:
+        said["finished"] = read_result(done.folder or Path()) is not None
+        said |= {"rounds": table.rounds_done(done), "sent": table.sent_by(done), "config": config}
+    return said
+
+
+def _run_texts(done: Run, config: Mapping[str, Any], fully: bool) -> list[str]:
+    where = done.folder or Path()
+    if fully:
+        rounds = f"{table.rounds_done(done)} of {config['options']['rounds']} rounds"
+        typer.echo(_state(where, read_result(where) is not None, rounds))
+        listing(table.settings(config))
+    on = config["task"] or "own nodes"
+    title = f"{done.method} on {on}, seed {config['settings']['seed']}"
+    first = table.run_table(done, title) if done.accuracy else "No accuracy yet."
+    sent = table.sent_table(done) if fully else ""
+    return [first, table.utilities_table(done), sent, table.faults_line(done)]
+
+
+def _state(where: Path, is_done: bool, done: str) -> str:
+    more = "" if is_done else f"; continue with: polyfed resume {where}"
+    return f"{'finished' if is_done else 'not finished'}: {done}{more}"
+
+
+def about(cls: type[Method] | type[Task]) -> dict[str, Any]:
+    """A line of the list of methods, or of tasks."""
+    if issubclass(cls, Method):
+        return {"name": cls.name, "what_it_does": cls.title, "topologies": list(cls.topologies)}
+    return {"name": cls.name, "what_it_is": cls.title, "needs_data": cls.needs_data}
+
+
+def configuration(
+    cls: type[Method] | type[Task], as_json: bool, more: Mapping[str, Any] | None = None
+) -> None:
+    """A method or a task, and its options."""
+    pair = "--" if as_json else "--[no-]"
+    options = [
+        {"option": name.replace("--", pair) if o.hint is bool else name, "default": o.default}
+        | {"what_it_is": o.help}
+        for o in listed(cls, cls.name)
+        for name in [flag(o)]
+    ]
+    if as_json:
+        _json(about(cls) | {"options": options, **(more or {})})
+    else:
+        listing([about(cls)])
+        listing(options)
+        if issubclass(cls, Method):
+            name = cls.name
+            typer.echo(f"A task may set other defaults: polyfed run {name} --task digits --help")
+
+
+def task(chosen: Task, seed: int, svg: Path | None, as_json: bool) -> None:
+    """Options, and who holds what; without the task's files, how to say where they are."""
+    given = getattr(chosen, "data", None) or os.environ.get(DATA_VARIABLE)
+    has_data = given or svg or not chosen.needs_data
+    labels, classes = _labels(chosen.nodes(seed)) if has_data else ({}, [])
+    counts = picture.holdings(labels, len(classes))
+    title = f"Training samples by node and class: {chosen.name}, seed {seed}"
+    if svg:
+        write_text(svg, picture.as_svg(counts, list(labels), classes, title))
+    rows = zip(labels, counts.tolist(), strict=True)
+    held = {node: dict(zip(classes, row, strict=True)) for node, row in rows}
+    configuration(type(chosen), as_json, {"seed": seed, "holds": held})
+    if not as_json:
+        width = min(picture.WIDTH, shutil.get_terminal_size().columns)
+        text = picture.as_text(counts, list(labels), classes, width) if labels else ""
+        where = f"Who holds what: polyfed tasks {chosen.name} --data DIR"
+        typer.echo(f"{title}\n\n{text}" if text else where)
+
+
+def _labels(nodes: Sequence[Node]) -> tuple[dict[str, Any], list[str]]:
+    """Training labels of every node as columns of the classes of all nodes."""
+    classes = list(dict.fromkeys(name for node in nodes for name in node.classes))
+    columns = [torch.tensor([classes.index(name) for name in node.classes]) for node in nodes]
+    ys = [node.data["train"].y for node in nodes]
+    return {n.name: c[y] for n, c, y in zip(nodes, columns, ys, strict=True)}, classes
+
+
+def listing(entries: Iterable[Mapping[str, Any]], as_json: bool = False) -> None:
+    """One line an entry, its keys as columns."""
+    entries = list(entries)
+    if as_json:
+        _json(entries)
+        return
+    names = [key.replace("_", " ") for key in entries[0]]
+    grid = Table(*names, box=box.SIMPLE_HEAD, pad_edge=False)
+    grid.columns[0].no_wrap = True
+    for entry in entries:
+        grid.add_row(*map(as_text, entry.values()))
+    Console(markup=False, highlight=False).print(grid)
+
+
+def _json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2))

@@ -1,0 +1,93 @@
+"""The pages: links lead somewhere, included files are the files, summaries follow from raw data."""
+
+import json
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+INCLUDED = re.compile(r"\(\S*?(examples/\w+\.py)\)[^\n]*\n\n```python\n(.*?)^```$", re.M | re.S)
+
+
+def relative_links(page: Path) -> list[tuple[str, Path]]:
+    """Text and target of every link to a file of ours, outside code."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    found = [(m[1], m[2].partition("#")[0]) for m in LINK.finditer(text)]
+    return [(t, (page.parent / to).resolve()) for t, to in found if to and ":" not in to]
+
+
+def included(page: Path) -> list[tuple[str, str]]:
+    """Path and text of every code block that stands below a link to an example."""
+    return INCLUDED.findall(page.read_text(encoding="utf-8"))
+
+
+def test_there_are_pages() -> None:
+    assert len(PAGES) >= 6
+    assert sum(len(relative_links(page)) for page in PAGES) >= 50
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(DOCS)))
+def test_relative_links_resolve(page: Path) -> None:
+    broken = [str(to) for _, to in relative_links(page) if not to.exists()]
+    assert broken == []
+    assert all(to.is_relative_to(ROOT) for _, to in relative_links(page))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(DOCS)))
+def test_linked_functions_are_in_the_file(page: Path) -> None:
+    """A link `name` to a file of the source names something that the file defines."""
+    wrong = []
+    for text, to in relative_links(page):
+        name = re.fullmatch(r"`(\w+)`", text)
+        if name and to.suffix == ".py" and to.stem not in ("__init__", name[1]):
+            defined = rf"^\s*(?:def|class) {name[1]}\b|^{name[1]}\b.* ="
+            if not re.search(defined, to.read_text(encoding="utf-8"), re.MULTILINE):
+                wrong.append((name[1], str(to.relative_to(ROOT))))
+    assert wrong == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(DOCS)))
+def test_included_examples_are_the_files(page: Path) -> None:
+    for path, text in included(page):
+        assert text == (ROOT / path).read_text(encoding="utf-8"), f"copy {path} into {page.name}"
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "methods").glob("*.md")), ids=lambda p: p.stem)
+def test_a_method_page_includes_its_example(page: Path) -> None:
+    assert [path for path, _ in included(page)] == [f"examples/{page.stem}.py"]
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "methods").glob("*.md")), ids=lambda p: p.stem)
+def test_a_method_page_has_its_sections_in_order(page: Path) -> None:
+    titles = re.findall(r"^## (.*)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.M)
+    assert titles == [
+        "Equations",
+        "Limits",
+        "What travels, what stays",
+        "Example",
+        "Implementation details",
+        "Deviations from the paper",
+        "Evidence",
+        "Logged metrics",
+        "What an honest-but-curious hub learns",
+        "Citation",
+    ]
+
+
+def test_the_partial_results_add_up() -> None:
+    """Summaries are the mean and sample standard deviation of what is in the same file."""
+    results = json.loads((DOCS / "results" / "fedlinked_h200_partial.json").read_text("utf-8"))
+    for figures in results["summary"].values():
+        by_seed = figures["by_seed"]
+        assert figures["mean"] == pytest.approx(statistics.fmean(by_seed), abs=1e-4)
+        if len(by_seed) > 1:
+            assert figures["sd"] == pytest.approx(statistics.stdev(by_seed), abs=1e-4)
+    cut = [r for r in results["cut"] if r["task"] == "cifar10" and not r["options"]]
+    sixth = [run["mean_test_accuracy_by_round"][6] for run in cut]
+    assert sixth == results["summary"]["cifar10 fedlinked, round 6 of 7 (no rollback)"]["by_seed"]
