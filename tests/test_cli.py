@@ -97,13 +97,10 @@ def test_help_shows_the_defaults_that_the_task_sets() -> None:
     text = " ".join(call("run", "fedlinked", "--help").stdout.split())
     assert "Method fedlinked" in text
     assert "Task digits" in text
-    assert "norm of a receiver's utilities [default: 1.0]" in text  # its class says 2.97
+    assert "learning rate [default: 0.003]" in text  # its class says 0.0002
     assert "--[no-]transform" in text
     cifar = " ".join(call("run", "fedlinked", "--task", "cifar10", "--help").stdout.split())
-    assert "norm of a receiver's utilities [default: 2.97]" in cifar
-
-
-def fixed_flags(command: str) -> list[str]:
+    assert "learning rate [default: 0.0002]" in cifardef fixed_flags(command: str) -> list[str]:
     found = commands.typer.main.get_command(cli.app).commands[command]  # type: ignore[attr-defined]
     return [p.opts[0] for p in found.params if p.param_type_name == "option"]
 
@@ -194,8 +191,8 @@ def test_what_is_typed_reaches_method_and_task() -> None:
     assert config["options"]["transform"] is False
     assert config["options"]["eta"] == 2.0
     assert config["options"]["optimiser"] == "sgd"
-    assert config["options"]["lr"] == 2e-3, "the task's recipe"
-    assert config["options"]["patience"] == 5, "the method's default"
+    assert config["options"]["lr"] == 3e-3, "the task's recipe"
+    assert config["options"]["weight_decay"] == 0, "the method's default"
     assert config["task_options"]["labels"] == 4
     assert config["task_options"]["heads"] == "own"
 
@@ -374,7 +371,7 @@ def test_show_tells_everything() -> None:
     as_json("run", *LINKED, "--folder", "here")
     text = call("show", "here").stdout
     assert text.startswith("finished: 2 of 2 rounds\n")
-    for expected in ("rounds=2", "labels=8", "topology=star", "receiver", "representations"):
+    for expected in ("rounds=2", "labels=15", "topology=star", "receiver", "representations"):
         assert expected in text
     said = as_json("show", "here")
     assert said["finished"] is True

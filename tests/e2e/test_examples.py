@@ -11,7 +11,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PRINTED = {
     "fedavg": r"^west +0\.\d{4} +144\.5 kB +144\.4 kB$",
-    "fedavg_trunk": r"^M0 to hub: trunk\.1\.weight, .*; 24960 bytes$",
+    "fedavg_trunk": r"^M0 to hub: trunk\.0\.weight, .*; 49424 bytes$",
     "fedlinked": r"^bytes that left M0: 384000$",
     "joint": r"^joint +0\.\d{3} ± 0\.\d{3}",
     "local": r"^bytes sent: 0$",
