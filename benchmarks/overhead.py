@@ -42,14 +42,15 @@ def main() -> None:
     print(f"{arguments.rounds} rounds, {arguments.threads} thread(s), torch {torch.__version__}\n")
     print(f"{'network':<18}{'way':<24}{'s/round':>9}{'ratio':>8}   spread (min to max)")
     results = []
-    for name, make in (("MLP 784-512-10", _mlp), ("2-layer CNN", _cnn)):
+    for name, make in (NETWORKS[chosen] for chosen in arguments.networks):
         nodes = _federation(x, y, make)
         for row in _measure(nodes, arguments.rounds, arguments.repeats):
             results.append({"network": name} | row)
             ratios = row["ratios"]
             print(
                 f"{name:<18}{row['way']:<24}{row['seconds']:>9.3f}"
-                f"{statistics.median(ratios):>8.3f}   {min(ratios):.3f} to {max(ratios):.3f}"
+                f"{statistics.median(ratios):>8.3f}   {min(ratios):.3f} to {max(ratios):.3f}",
+                flush=True,
             )
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=2) + "\n")
@@ -158,6 +159,9 @@ def _cnn() -> nn.Module:
     )
 
 
+NETWORKS = {"mlp": ("MLP 784-512-10", _mlp), "cnn": ("2-layer CNN", _cnn)}
+
+
 def _digits(folder: Path | None, samples: int) -> tuple[Tensor, Tensor, str]:
     if folder is None:
         generator = stream(0, "made-up digits")
@@ -174,6 +178,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=12000, help="images to use, of 70,000")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write all figures here")
     return parser.parse_args()

@@ -100,7 +100,10 @@ def test_help_shows_the_defaults_that_the_task_sets() -> None:
     assert "learning rate [default: 0.003]" in text  # its class says 0.0002
     assert "--[no-]transform" in text
     cifar = " ".join(call("run", "fedlinked", "--task", "cifar10", "--help").stdout.split())
-    assert "learning rate [default: 0.0002]" in cifardef fixed_flags(command: str) -> list[str]:
+    assert "learning rate [default: 0.0002]" in cifar
+
+
+def fixed_flags(command: str) -> list[str]:
     found = commands.typer.main.get_command(cli.app).commands[command]  # type: ignore[attr-defined]
     return [p.opts[0] for p in found.params if p.param_type_name == "option"]
 

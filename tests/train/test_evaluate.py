@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from polyfed.core.data import Split
-from polyfed.core.model import Model
+from polyfed.core.model import Model, evaluating
 from polyfed.core.node import Node
 from polyfed.core.phase import cross_entropy
 from polyfed.errors import DataError
 from polyfed.random import stream
 from polyfed.testing import tiny
 from polyfed.train import accuracy, mean_loss, outputs
-from polyfed.train.evaluate import evaluating, rows_per_batch
+from polyfed.train.evaluate import rows_per_batch
 
 
 @pytest.fixture

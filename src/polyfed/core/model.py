@@ -20,6 +20,24 @@ from polyfed.core.message import Spec, TensorSpec
 from polyfed.errors import ModelError, UnknownNameError
 
 
+@contextmanager
+def evaluating(net: nn.Module) -> Iterator[None]:
+    """Eval mode without gradients; every module's mode is put back afterwards."""
+    with _modes_kept(net), torch.no_grad():
+        net.eval()
+        yield
+
+
+@contextmanager
+def _modes_kept(net: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in net.modules()]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
 class _ReachedError(Exception):
     """Carries the value that enters a part out of the forward pass."""
 
@@ -94,14 +112,8 @@ class Model:
 
     def output_size(self, x: Tensor, part: str) -> int:
         """Width of what leaves `part`; it must be one vector per sample."""
-        modes = [(module, module.training) for module in self.net.modules()]
-        self.net.eval()
-        try:
-            with torch.no_grad():
-                out = self.output(x, part)
-        finally:
-            for module, training in modes:
-                module.training = training
+        with evaluating(self.net):
+            out = self.output(x, part)
         if out.dim() != 2:
             raise ModelError(
                 f"part '{part}' puts out {list(out.shape[1:])} per sample, expected one vector. "
@@ -157,22 +169,20 @@ class Model:
         if not parameters:
             raise ModelError(f"part '{', '.join(moving)}' has no parameter to train.")
         before = [(p, p.requires_grad) for p in self.net.parameters()]
-        modes = [(module, module.training) for module in self.net.modules()]
         for p, _ in before:
             p.requires_grad_(False)
         for p in parameters:
             p.requires_grad_(True)
-        self.net.train()
-        for part in self.parts.keys() - set(moving):
-            for module in self._modules(part):
-                module.eval()
-        try:
-            yield parameters
-        finally:
-            for p, required in before:
-                p.requires_grad_(required)
-            for module, training in modes:
-                module.training = training
+        with _modes_kept(self.net):
+            self.net.train()
+            for part in self.parts.keys() - set(moving):
+                for module in self._modules(part):
+                    module.eval()
+            try:
+                yield parameters
+            finally:
+                for p, required in before:
+                    p.requires_grad_(required)
 
     def copy(self) -> Model:
         """An independent copy with the same values."""

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyfed.core.data import Split
-from polyfed.core.model import Model
+from polyfed.core.model import Model, evaluating
 from polyfed.core.phase import Objective
 from polyfed.errors import DataError
 
 _BATCH_BYTES = 8 << 20
 _BATCH_ROWS = 256
-
-
-@contextmanager
-def evaluating(net: nn.Module) -> Iterator[None]:
-    """Eval mode without gradients; every module's mode is put back afterwards."""
-    modes = [(module, module.training) for module in net.modules()]
-    net.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def rows_per_batch(x: Tensor, limit: int = _BATCH_BYTES) -> int:
