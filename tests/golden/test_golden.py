@@ -23,7 +23,8 @@ def numbers(name: str) -> dict[str, dict[str, float]]:
     run = pf.run(methods.make(name, {"rounds": ROUNDS, "lr": 1e-3, "batch": 8}), tiny(), seed=7)
     found = {}
     for node in run.nodes.values():
-        flat = [t.double().flatten() for t in node.model.state().values()]
+        state = node.model.state().values()
+        flat = [t.double().flatten() for t in state if t.is_floating_point()]
         count = sum(len(t) for t in flat)
         found[node.name] = {
             "mean": sum(float(t.sum()) for t in flat) / count,
@@ -39,6 +40,6 @@ def test_the_numbers_have_not_changed(name: str) -> None:
         known = json.loads(FILE.read_text()) if FILE.exists() else {}
         FILE.write_text(json.dumps(known | {name: now}, indent=2, sort_keys=True) + "\n")
     golden = json.loads(FILE.read_text())[name]
-    assert now["accuracy"] == pytest.approx(golden["accuracy"], abs=0.021)  # one sample may tip
+    assert now["accuracy"] == pytest.approx(golden["accuracy"], abs=0.12)  # one sample of nine may tip
     for node, want in golden["nodes"].items():
         assert now["nodes"][node] == pytest.approx(want, rel=2e-3, abs=2e-5), node
