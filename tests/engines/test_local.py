@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import polyfed as pf
 from polyfed import tasks
-from polyfed.core.data import Data
+from polyfed.core.data import Data, Split
 from polyfed.core.message import Message, Spec, TensorSpec
 from polyfed.core.method import Method
 from polyfed.core.model import Model
@@ -373,7 +373,7 @@ def unlabelled(nodes: list[Node]) -> None:
 def other_input(name: str) -> Callable[[list[Node]], None]:
     def spoil(nodes: list[Node]) -> None:
         split = nodes[0].data[name]
-        change(nodes[0], **{name: (split.x[:, :4], split.y)})
+        change(nodes[0], **{name: Split(split.x[:, :4], split.y)})
 
     return spoil
 
@@ -426,6 +426,8 @@ GATE: list[tuple[Callable[[list[Node]], None], Method, type[PolyfedError], str]]
     (other_input("test"), FEDAVG, ModelError,
      r"network of node M0 does not take its data, of shape \[4\].*'test'"),
     (picky, FEDAVG, ModelError, "network of node M0 does not take its data.*images only"),
+    (other_input("public"), FEDLINKED, ModelError,
+     r"network of node M0 does not take its data, of shape \[4\].*'public'"),
     (nothing, FEDAVG, ConfigError, "needs at least one node"),
 ]  # fmt: skip
 

@@ -40,6 +40,7 @@ def test_the_numbers_have_not_changed(name: str) -> None:
         known = json.loads(FILE.read_text()) if FILE.exists() else {}
         FILE.write_text(json.dumps(known | {name: now}, indent=2, sort_keys=True) + "\n")
     golden = json.loads(FILE.read_text())[name]
-    assert now["accuracy"] == pytest.approx(golden["accuracy"], abs=0.12)  # one sample of nine may tip
+    # One sample of nine may tip.
+    assert now["accuracy"] == pytest.approx(golden["accuracy"], abs=0.12)
     for node, want in golden["nodes"].items():
         assert now["nodes"][node] == pytest.approx(want, rel=2e-3, abs=2e-5), node

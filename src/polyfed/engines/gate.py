@@ -51,9 +51,8 @@ def _check_node(node: Node, seen: set[int]) -> None:
 
 
 def _output_width(node: Node) -> int:
-    """Outputs for a training sample; labelled splits of another shape or dtype must pass too."""
-    samples = {"train": node.data["train"].x[:1]}
-    samples |= {n: s.x[:1] for n, s in node.data.items() if s.y is not None and n != "train"}
+    """Outputs for a training sample; splits of another shape or dtype must pass too."""
+    samples = {"train": node.data["train"].x[:1]} | {n: s.x[:1] for n, s in node.data.items()}
     widths: dict[tuple[torch.Size, torch.dtype], int] = {}
     for name, x in samples.items():
         if (x.shape, x.dtype) in widths:
