@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from polyfed import check
 from polyfed.core.message import Message, Spec
 from polyfed.core.node import Name, Node
-from polyfed.core.phase import Objective, Optimiser, OptimiserName, Phase, cross_entropy
+from polyfed.core.phase import EarlyStop, Objective, Optimiser, OptimiserName, Phase, cross_entropy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,10 +98,25 @@ class Method(ABC):
         """The parties whose test accuracy this node answers for; almost always itself."""
         return {node.name: node}
 
-    def phase(self, label: str, *, objective: Objective = cross_entropy, **settings: Any) -> Phase:
-        """A phase with this method's batch and optimiser."""
-        defaults: dict[str, Any] = {"batch": self.batch, "optimiser": self._optimiser()}
-        return Phase(label=label, objective=objective, **(defaults | settings))
+    def phase(
+        self,
+        label: str,
+        *,
+        objective: Objective = cross_entropy,
+        patience: int = 0,
+        **settings: Any,
+    ) -> Phase:
+        """A phase with this method's batch and optimiser.
+
+        Args:
+            label: what to call it.
+            objective: the loss.
+            patience: early stopping on `val_es` after that many epochs without gain; 0 is off.
+            settings: other fields of the phase.
+        """
+        stop = EarlyStop(patience=patience) if patience else None
+        own: dict[str, Any] = {"batch": self.batch, "optimiser": self._optimiser(), "stop": stop}
+        return Phase(label=label, objective=objective, **(own | settings))
 
     def _optimiser(self) -> Optimiser:
         return Optimiser(

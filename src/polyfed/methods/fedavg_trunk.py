@@ -18,7 +18,7 @@ from polyfed import check
 from polyfed.core.message import Message, Spec
 from polyfed.core.method import Method
 from polyfed.core.node import Name, Node
-from polyfed.core.phase import EarlyStop, Phase
+from polyfed.core.phase import Phase
 from polyfed.maths.mixing import weighted_mean
 from polyfed.train import keep_best, roll_back
 from polyfed.train.agree import check_same_parts, parts_beside
@@ -60,11 +60,11 @@ class FedAvgTrunk(Method):
 
     def start(self, node: Node) -> Iterable[Phase]:
         """Pre-training."""
-        yield self._all("init", self.init_epochs)
+        yield self.phase("init", epochs=self.init_epochs, patience=self.patience)
 
     def local(self, node: Node) -> Iterable[Phase]:
         """All parts on the node's own data."""
-        yield self._all("local", self.local_epochs)
+        yield self.phase("local", epochs=self.local_epochs, patience=self.patience)
 
     def sends(self, node: Node) -> Spec:
         """The trunk."""
@@ -93,7 +93,3 @@ class FedAvgTrunk(Method):
         """Rollback to the best round."""
         roll_back(node)
         return ()
-
-    def _all(self, label: str, epochs: int) -> Phase:
-        stop = EarlyStop(patience=self.patience) if self.patience else None
-        return self.phase(label, epochs=epochs, stop=stop)

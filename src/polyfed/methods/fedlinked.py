@@ -32,7 +32,7 @@ from polyfed import check
 from polyfed.core.message import Message, Spec, TensorSpec
 from polyfed.core.method import Method
 from polyfed.core.node import Name, Node
-from polyfed.core.phase import EarlyStop, MatchOutput, Phase
+from polyfed.core.phase import MatchOutput, Phase
 from polyfed.errors import ConfigError, DataError, ModelError
 from polyfed.maths.procrustes import link, random_rotation
 from polyfed.train import keep_best, outputs, roll_back
@@ -112,7 +112,7 @@ class FedLinked(Method):
 
     def start(self, node: Node) -> Iterable[Phase]:
         """Pre-training on private data."""
-        yield self._all("init", self.init_epochs)
+        yield self.phase("init", epochs=self.init_epochs, patience=self.patience)
 
     def local(self, node: Node) -> Iterable[Phase]:
         """Nothing before the exchange: a round begins with what the last one left."""
@@ -170,7 +170,7 @@ class FedLinked(Method):
             epochs=self.distil_epochs,
         )
         yield self.phase("finetune", parts=heads, epochs=self.finetune_epochs)
-        yield self._all("local", self.local_epochs)
+        yield self.phase("local", epochs=self.local_epochs, patience=self.patience)
         del node.memory[_F]
         if self.rollback:
             keep_best(node)
@@ -179,10 +179,6 @@ class FedLinked(Method):
         """Rollback to the best round."""
         roll_back(node)
         return ()
-
-    def _all(self, label: str, epochs: int) -> Phase:
-        stop = EarlyStop(patience=self.patience) if self.patience else None
-        return self.phase(label, epochs=epochs, stop=stop)
 
     def _reply(self, f: Tensor, a: Tensor, j: int) -> Message:
         strength = {_STRENGTH: a[j].sum().float()} if self.strength else {}

@@ -27,7 +27,7 @@ from polyfed.core.data import Data, Split
 from polyfed.core.method import Method
 from polyfed.core.model import Model
 from polyfed.core.node import Name, Node
-from polyfed.core.phase import EarlyStop, Phase
+from polyfed.core.phase import Phase
 from polyfed.errors import ConfigError, DataError
 from polyfed.train.agree import check_same_parts
 
@@ -87,8 +87,9 @@ class Joint(Method):
         }
 
     def _all(self, label: str, epochs: int) -> Phase:
-        stop = EarlyStop(patience=self.patience) if self.patience else None
-        return self.phase(label, objective=_joint_cross_entropy, epochs=epochs, stop=stop)
+        return self.phase(
+            label, objective=_joint_cross_entropy, epochs=epochs, patience=self.patience
+        )
 
 
 class _TiedNets(nn.Module):

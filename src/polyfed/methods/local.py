@@ -14,7 +14,7 @@ from typing import ClassVar
 from polyfed import check
 from polyfed.core.method import Method
 from polyfed.core.node import Node
-from polyfed.core.phase import EarlyStop, Phase
+from polyfed.core.phase import Phase
 from polyfed.train import keep_best, roll_back
 
 
@@ -46,11 +46,11 @@ class Local(Method):
 
     def start(self, node: Node) -> Iterable[Phase]:
         """Pre-training."""
-        yield self._all("init", self.init_epochs)
+        yield self.phase("init", epochs=self.init_epochs, patience=self.patience)
 
     def local(self, node: Node) -> Iterable[Phase]:
         """All parts on the node's own data."""
-        yield self._all("local", self.local_epochs)
+        yield self.phase("local", epochs=self.local_epochs, patience=self.patience)
         if self.rollback:
             keep_best(node)
 
@@ -58,7 +58,3 @@ class Local(Method):
         """Rollback to the best round."""
         roll_back(node)
         return ()
-
-    def _all(self, label: str, epochs: int) -> Phase:
-        stop = EarlyStop(patience=self.patience) if self.patience else None
-        return self.phase(label, epochs=epochs, stop=stop)
