@@ -140,3 +140,11 @@ def test_check_refuses_what_was_not_announced(tensors: dict[str, Tensor], text: 
 def test_check_takes_every_finite_dtype(dtype: torch.dtype) -> None:
     Message({"w": torch.ones(2).to(dtype)}).check({"w": TensorSpec((2,), dtype)})
     Message({}).check({})
+
+
+def test_a_value_below_the_least_announced_is_refused() -> None:
+    spec = {"num_examples": TensorSpec((), torch.int64, least=1)}
+    Message({"num_examples": torch.tensor(1)}).check(spec)
+    for count in (0, -5):
+        with pytest.raises(MessageError, match=f"holds {count}, expected at least 1"):
+            Message({"num_examples": torch.tensor(count)}).check(spec)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -207,3 +207,20 @@ def test_other_tensor_names_are_an_error_too() -> None:
 def test_wrong_options_are_errors(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         FedAvg(**wrong)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Liar(FedAvg):
+    def send(self, node: Node) -> Message:
+        told = super().send(node).tensors
+        lie = {"num_examples": torch.tensor(-100)} if node.name == "M1" else {}
+        return Message({**told, **lie})
+
+
+def test_a_count_that_cannot_be_is_refused() -> None:
+    """A node that claims no examples, or fewer, would turn the mean around or divide by zero."""
+    lied = run(Liar(rounds=1), tiny())
+    assert [(f["node"], f["fault"]) for f in lied.faults] == [("M1", "message refused")]
+    honest = run(FedAvg(rounds=1), tiny(), absent={1: ["M1"]})
+    for name, value in honest.nodes["M0"].model.state().items():
+        assert torch.equal(lied.nodes["M0"].model.state()[name], value)

@@ -85,6 +85,11 @@ def test_many_classes_become_columns_of_shade() -> None:
     assert lines[0].split() == ["0", "20", "40", "60", "80", "total"]
 
 
+def test_classes_of_one_letter_are_named_also_without_numbers() -> None:
+    lines = as_text(counts_of(20, 10), names("node", 20), list("0123456789"), 60).splitlines()
+    assert lines[0].split() == ["0123456789", "total"]
+
+
 # ---- SVG -----------------------------------------------------------------------------------------
 
 

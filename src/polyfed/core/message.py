@@ -18,10 +18,11 @@ from polyfed.errors import MessageError
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Shape and dtype of one tensor in a message."""
+    """Shape and dtype of one tensor in a message, and the least value it may hold."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
+    least: float | None = None
 
     @classmethod
     def of(cls, tensor: Tensor) -> TensorSpec:
@@ -80,9 +81,14 @@ class Message:
                 f"tensors missing: {_names(missing)}; not announced: {_names(extra)}"
             )
         for name, spec in expected.items():
-            got = TensorSpec.of(self.tensors[name])
-            if got != spec:
+            tensor = self.tensors[name]
+            got = TensorSpec.of(tensor)
+            if (got.shape, got.dtype) != (spec.shape, spec.dtype):
                 raise MessageError(f"'{name}' is {got}, expected {spec}")
+            if spec.least is not None and bool((tensor < spec.least).any()):
+                raise MessageError(
+                    f"'{name}' holds {float(tensor.min()):g}, expected at least {spec.least:g}"
+                )
         if self._not_finite:
             raise MessageError(self._not_finite)
 

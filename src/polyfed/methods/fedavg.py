@@ -67,7 +67,9 @@ class FedAvg(Method):
 
     def sends(self, node: Node) -> Spec:
         """All parameters and buffers, and the number of examples they were trained on."""
-        count = {_COUNT: TensorSpec((), torch.int64)} if self.weighting == "examples" else {}
+        count = (
+            {_COUNT: TensorSpec((), torch.int64, least=1)} if self.weighting == "examples" else {}
+        )
         return {**node.model.spec(), **count}
 
     def hears(self, node: Node) -> Spec:

@@ -106,7 +106,10 @@ def _shaded(counts: Counts, classes: Sequence[str], room: int) -> list[str]:
     starts = list(range(0, len(classes), step))
     table = torch.stack([part.sum(1) for part in counts.tensor_split(starts[1:], 1)], 1)
     largest = int(table.max())
-    ruler = "".join(f"{start:<10}" for start in starts[::10])[: max(len(starts), 4)]
+    if step == 1 and all(len(name) == 1 for name in classes):
+        ruler = "".join(classes)
+    else:
+        ruler = "".join(f"{start:<10}" for start in starts[::10])[: max(len(starts), 4)]
     rows = ["".join(_shade(n, largest) for n in row) for row in table.tolist()]
     note = f"{len(classes)} classes" + (f", {step} to a column" if step > 1 else "")
     width = max(len(starts), len(ruler), len(note))
