@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping
+
+from rich import progress
+from rich.console import Console
+from rich.text import Text
 
 from polyfed.core.node import Name
 
@@ -37,15 +42,12 @@ class Bar(Progress):
     """A bar on standard error: round, who does what, mean accuracy, time left."""
 
     def __init__(self) -> None:
-        from rich import progress
-        from rich.console import Console
-
         self._bar = progress.Progress(
             progress.TextColumn("{task.description}"),
             progress.BarColumn(bar_width=24),
             progress.TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
             progress.TextColumn("{task.fields[accuracy]}"),
-            progress.TimeRemainingColumn(elapsed_when_finished=True),
+            _Left(),
             progress.TextColumn("[dim]{task.fields[doing]}"),
             console=Console(stderr=True),
         )
@@ -55,11 +57,14 @@ class Bar(Progress):
         """Add a bar."""
         self._bar.start()
         self._task = self._bar.add_task(
-            self.title or title, total=rounds, accuracy="", doing="starting"
+            self.title or title, total=rounds, accuracy="", doing="starting", ends=None
         )
+        self._rounds = rounds
+        self._from, self._since = 0, time.monotonic()
 
     def skip(self, rounds: int) -> None:
         """Move on to where the run stands."""
+        self._from, self._since = rounds, time.monotonic()
         self._update(completed=rounds)
 
     def working(self, node: Name, phase: str) -> None:
@@ -69,7 +74,7 @@ class Bar(Progress):
     def round_done(self, tick: int, accuracies: Mapping[Name, float]) -> None:
         """Move on by one round."""
         shown = {"accuracy": f"accuracy {_mean(accuracies):.3f}"} if accuracies else {}
-        self._update(completed=tick, **shown)
+        self._update(completed=tick, ends=self._ends(tick), **shown)
 
     def end(self) -> None:
         """Leave the bar as it is."""
@@ -79,9 +84,30 @@ class Bar(Progress):
             self._bar.remove_task(self._task)
             self._task = None
 
+    def _ends(self, tick: int) -> float | None:
+        """When the run will end if its rounds go on as they did; pre-training does not count."""
+        now = time.monotonic()
+        if tick == 0:
+            self._since = now
+        done = tick - self._from
+        return now + (now - self._since) / done * (self._rounds - tick) if done else None
+
     def _update(self, **fields: object) -> None:
         if self._task is not None:
             self._bar.update(self._task, **fields)  # type: ignore[arg-type]
+
+
+class _Left(progress.ProgressColumn):
+    """Time left, counted down between rounds; rich's own forgets rounds longer than 30 s."""
+
+    def render(self, task: progress.Task) -> Text:
+        ends = task.fields["ends"]
+        if ends is None:
+            return Text("")
+        minutes, seconds = divmod(max(0, round(ends - time.monotonic())), 60)
+        hours, minutes = divmod(minutes, 60)
+        clock = f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+        return Text(f"{clock} left", style="cyan")
 
 
 class Lines(Progress):
