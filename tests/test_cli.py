@@ -406,11 +406,11 @@ def test_interrupt_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = as_json("run", "local", *TINY, "--folder", "whole")
     rounds = []
 
-    def round_then_interrupt(self: Any, t: int, **rest: Any) -> None:
+    def round_then_interrupt(self: Any, t: int, **rest: Any) -> Any:
         if t == 2 and not rounds:
             rounds.append(t)
             raise KeyboardInterrupt
-        original(self, t, **rest)
+        return original(self, t, **rest)
 
     from polyfed.engines.local import LocalEngine
 

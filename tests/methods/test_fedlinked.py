@@ -413,7 +413,7 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("training began")
 
-    monkeypatch.setattr("polyfed.engines.local.fit", refuse)
+    monkeypatch.setattr("polyfed.train.together.fit", refuse)
 
 
 def _with_public(node: Node, x: Tensor | None) -> Node:

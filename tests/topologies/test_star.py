@@ -19,7 +19,7 @@ def test_everybody_alive_trains_and_meets_at_the_hub(t: int, alive: frozenset[st
 
 
 def test_places_are_known_before_the_first_tick() -> None:
-    assert {n: t.places for n, t in topologies.TOPOLOGIES.items() if n in ("star", "alone")} == {
+    assert {n: t().places for n, t in topologies.TOPOLOGIES.items() if n in ("star", "alone")} == {
         "star": ("hub",),
         "alone": (),
     }

@@ -21,7 +21,7 @@ from polyfed.errors import ConfigError, DataError, UnknownNameError
 from polyfed.random import ambient, stream
 from polyfed.testing import tiny
 from polyfed.train import Fitted, fit
-from polyfed.train.loop import batch_sizes
+from polyfed.train.course import batch_sizes
 
 Record = list[list[int]]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -34,6 +35,18 @@ class TensorSpec:
 
 
 Spec = Mapping[str, TensorSpec]
+T = TypeVar("T")
+
+
+def about(named: Mapping[str, T], topic: str) -> Mapping[str, T]:
+    """What belongs to a topic: the name itself, or names that begin with it and a slash.
+
+    >>> about({"fr": 1, "fr/count": 2, "global": 3}, "fr")
+    {'fr': 1, 'fr/count': 2}
+    """
+    if not topic:
+        return named
+    return {n: t for n, t in named.items() if n == topic or n.startswith(f"{topic}/")}
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 One tick, for every engine and topology:
 
     active nodes:   phases of local(node); message = send(node)
-    each meeting:   replies = combine(place, messages, to)
+    each meeting:   phases of gather(place, messages); replies = combine(place, messages, to)
     each receiver:  phases of receive(node, reply)
 
 A function that trains yields phases; the engine trains each before it asks for the next, so code
@@ -39,6 +39,7 @@ class Method(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     topologies: ClassVar[tuple[str, ...]] = ("star",)  # the first is the default
+    hub_trains: ClassVar[bool] = False  # a node called as the hub is: its data and model
 
     rounds: int = 10
     batch: float = 32
@@ -79,6 +80,18 @@ class Method(ABC):
     def send(self, node: Node) -> Message:
         """What leaves the node, and nothing else does."""
         return Message({})
+
+    def topics(self, nodes: Sequence[Node]) -> Mapping[str, tuple[Name, ...]]:
+        """What is spoken about apart, and by whom; empty if a message is one whole.
+
+        What belongs to topic `a` is named `a` or `a/...` in messages. Topologies that keep topics
+        apart (groups, gossip) let only that travel to a meeting about `a`.
+        """
+        return {}
+
+    def gather(self, place: Node, got: Mapping[Name, Message]) -> Iterable[Phase]:
+        """What the place of a meeting itself trains with what arrived, before it answers."""
+        return ()
 
     def combine(
         self, place: Node, got: Mapping[Name, Message], to: Sequence[Name]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from polyfed.core.data import Data
+from polyfed.core.data import Data, Split
 from polyfed.core.model import Model
 from polyfed.random import stream
 
@@ -28,6 +28,7 @@ class Node:
         seed: root of the node's random streams; set by the engine.
         memory: what the method remembers between ticks: tensors only, so that it is checkpointed.
         notes: figures the method wants in the metrics of this tick; the engine empties it.
+        score: how well a model does on a split, if not by accuracy: between 0 and 1.
     """
 
     name: Name
@@ -37,6 +38,7 @@ class Node:
     seed: int = 0
     memory: dict[str, Tensor] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
+    score: Callable[[Model, Split], float] | None = None
 
     def stream(self, *path: str | int) -> torch.Generator:
         """The node's own random stream of that name."""
@@ -68,4 +70,5 @@ class Node:
             self.classes,
             seed,
             {name: t.to(device).clone() for name, t in self.memory.items()},
+            score=self.score,
         )

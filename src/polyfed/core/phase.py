@@ -6,11 +6,12 @@ engine with one node runs the same list. So a phase says *what* to train, never 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from polyfed import check
@@ -22,32 +23,94 @@ OptimiserName = Literal["sgd", "adam", "adamw"]
 
 @runtime_checkable
 class Objective(Protocol):
-    """A scalar loss of a batch: the mean over its samples."""
+    """A scalar loss of a batch: the mean over its samples.
+
+    It may have two more methods. `losses(model, x, y)` gives the loss of each sample, of which the
+    objective is the mean: then nodes whose batches differ in size can be trained as one.
+    `after_step(model)` is called after every optimiser step.
+    """
 
     def __call__(self, model: Model, x: Tensor, y: Tensor | None) -> Tensor:
         """The loss of `model` on inputs `x` with targets `y`."""
         ...
 
 
-def cross_entropy(model: Model, x: Tensor, y: Tensor | None) -> Tensor:
-    """Classification: cross-entropy of the network's output against class labels."""
-    if y is None:
-        raise ConfigError("cross_entropy needs labels, but this split has none.")
-    return functional.cross_entropy(model(x), y)
+@runtime_checkable
+class Rule(Protocol):
+    """A way to learn that is not gradient descent, in an objective's place."""
+
+    def update(self, model: Model, x: Tensor, y: Tensor | None) -> Tensor:
+        """Change the model for one batch; a figure to record, the smaller the better."""
+        ...
 
 
 @dataclass(frozen=True)
-class MatchOutput:
+class PerSample:
+    """An objective that is the mean of `losses`."""
+
+    def losses(self, model: Model, x: Tensor, y: Tensor | None) -> Tensor:
+        """One loss per sample."""
+        raise NotImplementedError
+
+    def __call__(self, model: Model, x: Tensor, y: Tensor | None) -> Tensor:
+        """The mean of the samples' losses."""
+        return self.losses(model, x, y).mean()
+
+
+@dataclass(frozen=True)
+class CrossEntropy(PerSample):
+    """Classification: cross-entropy of the network's output against class labels."""
+
+    def losses(self, model: Model, x: Tensor, y: Tensor | None) -> Tensor:
+        """Cross-entropy of each sample."""
+        return functional.cross_entropy(model(x), self._labels(y), reduction="none")
+
+    def __call__(self, model: Model, x: Tensor, y: Tensor | None) -> Tensor:
+        """The mean, in one kernel."""
+        return functional.cross_entropy(model(x), self._labels(y))
+
+    def _labels(self, y: Tensor | None) -> Tensor:
+        if y is None:
+            raise ConfigError("cross_entropy needs labels, but this split has none.")
+        return y
+
+
+cross_entropy = CrossEntropy()
+
+
+@dataclass(frozen=True)
+class SquaredError(PerSample):
+    """Half the squared distance between the network's output and one-hot labels, or targets."""
+
+    def losses(self, model: Model, x: Tensor, y: Tensor | None) -> Tensor:
+        """1/2 sum (output - target)^2 of each sample."""
+        if y is None:
+            raise ConfigError("SquaredError needs labels or targets, but this split has none.")
+        out = model(x)
+        target = y if y.is_floating_point() else functional.one_hot(y, out.shape[-1]).to(out)
+        return (out - target.view_as(out)).square().flatten(1).sum(1) / 2
+
+
+@dataclass(frozen=True)
+class MatchOutput(PerSample):
     """Distillation: mean squared distance between a part's output and given targets."""
 
     part: str
     weight: float = 1.0
 
+    def losses(self, model: Model, x: Tensor, y: Tensor | None) -> Tensor:
+        """The weighted mean of (output - target)^2 over dimensions, of each sample."""
+        squares = functional.mse_loss(*self._pair(model, x, y), reduction="none")
+        return self.weight * squares.flatten(1).mean(1)
+
     def __call__(self, model: Model, x: Tensor, y: Tensor | None) -> Tensor:
         """The weighted mean of (output - target)^2, over batch and dimensions."""
+        return self.weight * functional.mse_loss(*self._pair(model, x, y))
+
+    def _pair(self, model: Model, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
         if y is None:
             raise ConfigError("MatchOutput needs targets: set Phase.target.")
-        return self.weight * functional.mse_loss(model.output(x, self.part), y)
+        return model.output(x, self.part), y
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +132,15 @@ class Optimiser:
                 f"momentum={self.momentum} is for sgd, but the optimiser is {self.name}."
             )
 
-    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """A fresh optimiser over these parameters, in its fused form where the device has one."""
+    def build(
+        self, parameters: Sequence[Tensor], *, capturable: bool = False
+    ) -> torch.optim.Optimizer:
+        """A fresh optimiser over these parameters, in its fused form where the device has one.
+
+        Args:
+            parameters: what it moves.
+            capturable: whether its steps go into a CUDA graph.
+        """
         fused = all(p.device.type in ("cpu", "cuda") for p in parameters) or None
         if self.name == "sgd":
             return torch.optim.SGD(
@@ -81,7 +151,13 @@ class Optimiser:
                 fused=fused,
             )
         kind = torch.optim.Adam if self.name == "adam" else torch.optim.AdamW
-        return kind(parameters, lr=self.lr, weight_decay=self.weight_decay, fused=fused)
+        return kind(
+            parameters,
+            lr=self.lr,
+            weight_decay=self.weight_decay,
+            fused=fused,
+            capturable=capturable,
+        )
 
 
 @dataclass(frozen=True)
@@ -101,19 +177,21 @@ class Phase:
 
     Attributes:
         label: what to call it in metrics and progress.
-        objective: the loss.
+        objective: the loss, or a rule that changes the model itself.
         parts: the parts that move; the others stay, bit for bit. Empty means all.
         split: the data it trains on.
         target: name of a tensor in the node's memory that takes the labels' place.
         epochs: passes over the split, or
         steps: optimiser steps, whichever is given.
         batch: samples in a batch, or, below 1, the share of the split.
-        optimiser: made afresh for the phase.
+        optimiser: made afresh for the phase, unless
+        keep: names what stays of it at the node, for the next phase that keeps the same.
+        walk: go on through the data where the last walk stopped, instead of shuffling anew.
         stop: the stopping rule.
     """
 
     label: str
-    objective: Objective
+    objective: Objective | Rule
     parts: tuple[str, ...] = ()
     split: str = "train"
     target: str | None = None
@@ -121,11 +199,15 @@ class Phase:
     steps: int | None = None
     batch: float = 32
     optimiser: Optimiser = Optimiser()
+    keep: str | None = None
+    walk: bool = False
     stop: EarlyStop | None = None
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
             raise ConfigError(f"phase '{self.label}': give either epochs or steps.")
+        if self.walk and (self.steps is None or self.stop is not None):
+            raise ConfigError(f"phase '{self.label}': a walk takes steps and no stopping rule.")
 
     def batch_size(self, num_examples: int) -> int:
         """Samples in a batch: max(1, round(ratio * n)) for a share, else the number itself."""

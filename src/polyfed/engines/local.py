@@ -1,7 +1,7 @@
 """The local engine: all nodes in one process, tick by tick.
 
     start phases; checkpoint 0
-    tick t:  local phases, send  ->  meetings: check, combine  ->  check, receive phases
+    round t: every tick: local phases, send  ->  meetings: check, combine  ->  check, receive phases
              evaluate (on schedule), notes to metrics, checkpoint t
     finish phases; evaluate; result
 
@@ -12,25 +12,31 @@ announces; a bad one is refused, recorded in faults, and the round goes on witho
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from polyfed.core.message import Message, Spec
+from polyfed import check
+from polyfed.core.message import Message, Spec, about
 from polyfed.core.method import Method
 from polyfed.core.node import Name, Node
 from polyfed.core.phase import Phase
-from polyfed.core.topology import Meeting, Topology
+from polyfed.core.topology import Meeting, State, Topology
 from polyfed.engines.gate import check_federation
 from polyfed.engines.progress import Progress
 from polyfed.errors import ConfigError, MessageError, UnknownNameError
 from polyfed.record import Recorder
 from polyfed.record.checkpoint import Checkpoint
-from polyfed.train import accuracy, fit
+from polyfed.train.loop import Fitted
+from polyfed.train.together import Done, Exam, Job, Stack, Trainer
 
 FINAL = "final"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -42,20 +48,32 @@ class Settings:
         device: where tensors live: cpu, cuda, cuda:1, ...
         evaluate_every: rounds between evaluations on the test splits; the last is always evaluated.
         absent: nodes that are away in a round, {3: ("M1",)}.
+        stack: train equal phases of equal networks as one computation: where a measurement says it
+            is faster (auto), wherever possible (always), or never.
     """
 
     seed: int = 0
     device: str = "cpu"
     evaluate_every: int = 1
     absent: Mapping[int, tuple[Name, ...]] | None = None
+    stack: Stack = "auto"
 
     def __post_init__(self) -> None:
         if self.evaluate_every < 1:
             raise ConfigError(f"evaluate_every must be >= 1, got {self.evaluate_every}.")
+        check.one_of(self, "stack", ("auto", "always", "never"))
+
+
+Work = Sequence[Job] | Sequence[Exam]
+Steps = Generator[Work, Sequence[Done], T]
 
 
 class LocalEngine:
-    """One run of one method on one federation."""
+    """One run of one method on one federation.
+
+    A run is a generator of work (`steps`): whoever drives it does the work, of this run alone or of
+    several runs together.
+    """
 
     def __init__(
         self,
@@ -66,88 +84,131 @@ class LocalEngine:
         recorder: Recorder,
         progress: Progress,
     ) -> None:
-        check_federation(nodes)
-        _check_names([n.name for n in nodes], topology, settings)
-        prepared = method.prepare(nodes)
+        hubs = [n for n in nodes if method.hub_trains and n.name in topology.places]
+        parties = [n for n in nodes if not any(n is hub for hub in hubs)]
+        check_federation(parties)
+        _check_names([n.name for n in parties], topology, settings)
+        prepared = method.prepare(parties)
         method.check(prepared)
         device, moved = torch_device(settings.device), dict[int, Tensor]()
         seed = settings.seed
-        self.method, self.topology, self.settings = method, topology, settings
+        self.method, self.settings = method, settings
         self.recorder, self.progress = recorder, progress
         self.nodes = {
             n.name: n.working_copy(seed, device, moved)
             for n in sorted(prepared, key=lambda n: n.name)
         }
-        self.places = {name: Node(name, seed=seed) for name in topology.places}
-        self._tick = 0
+        self.topology = topology.joined(seed, self.nodes, method.topics(prepared))
+        self.places = {name: Node(name, seed=seed) for name in self.topology.places}
+        self.places |= {n.name: n.working_copy(seed, device, moved) for n in hubs}
+        self._tick, self._spent, self._resumed = 0, 0.0, time.perf_counter()
+        self._visits: Counter[tuple[str, Name]] = Counter()
 
     def run(self, point: Checkpoint | None = None) -> dict[Name, float]:
         """Run to the end, from the start or from a checkpoint; the final test accuracies."""
+        return drive([self.steps(point)], Trainer(self.settings.stack))[0]
+
+    def steps(self, point: Checkpoint | None = None) -> Steps[dict[Name, float]]:
+        """The run as a generator: yields jobs or exams, takes what they came to."""
         rounds = self.method.rounds
+        self._resumed = time.perf_counter()
         self.progress.begin(f"{self.method.name} seed {self.settings.seed}", rounds)
         if point is None:
-            self._begin(rounds)
+            yield from self._begin(rounds)
         else:
             point.load_into([*self.nodes.values(), *self.places.values()])
             self._tick = point.tick
             self.progress.skip(point.tick)
         accuracies: dict[Name, float] = {}
         for t in range(self._tick + 1, rounds + 1):
-            accuracies = self._round(t, is_last=t == rounds)
+            accuracies = yield from self._round(t, is_last=t == rounds)
         if rounds:
-            self._train("finish", ((n, self.method.finish(n)) for n in self.nodes.values()))
+            yield from self._train(
+                "finish", ((n, self.method.finish(n)) for n in self.nodes.values())
+            )
         if not accuracies or type(self.method).finish is not Method.finish:
-            accuracies = self._evaluate()
+            accuracies = yield from self._evaluate()
         self._note(FINAL, accuracies)
         self.progress.end()
         return accuracies
 
-    def _begin(self, rounds: int) -> None:
-        started = time.perf_counter()
+    def _begin(self, rounds: int) -> Steps[None]:
         if rounds:
-            self._train("start", ((n, self.method.start(n)) for n in self.nodes.values()))
-        self._close_tick(evaluate=True, started=started)
+            yield from self._train(
+                "start", ((n, self.method.start(n)) for n in self.nodes.values())
+            )
+        yield from self._close_round(evaluate=True)
 
-    def _round(self, t: int, *, is_last: bool) -> dict[Name, float]:
-        started = time.perf_counter()
+    def _round(self, t: int, *, is_last: bool) -> Steps[dict[Name, float]]:
         self._tick = t
-        alive = frozenset(self.nodes) - self._absent(t)
-        tick = self.topology.tick(t, alive)
-        active = [self.nodes[name] for name in tick.active]
-        self._train("local", ((node, self.method.local(node)) for node in active))
-        for meeting in tick.meetings:
-            replies = self._meet(meeting)
-            heard = ((self.nodes[n], self.method.receive(self.nodes[n], m)) for n, m in replies)
-            self._train("receive", heard)
+        self._visits.clear()
+        self._record_absent(t)
+        for tick in self.topology.round(t, self._state):
+            active = [self.nodes[name] for name in tick.active]
+            yield from self._train("local", ((node, self.method.local(node)) for node in active))
+            yield from self._meet(tick.meetings)
         due = is_last or t % self.settings.evaluate_every == 0
-        return self._close_tick(evaluate=due, started=started)
+        return (yield from self._close_round(evaluate=due))
 
-    def _absent(self, t: int) -> frozenset[Name]:
-        away = frozenset((self.settings.absent or {}).get(t, ())).intersection(self.nodes)
-        for name in sorted(away):
+    def _state(self, t: int) -> State:
+        """What works in round t."""
+        away = frozenset((self.settings.absent or {}).get(t, ()))
+        return State(frozenset(self.nodes) - away)
+
+    def _record_absent(self, t: int) -> None:
+        for name in sorted(frozenset(self.nodes) - self._state(t).alive):
             self.recorder.faults.append({"tick": t, "node": name, "fault": "absent"})
-        return away
 
-    def _meet(self, meeting: Meeting) -> list[tuple[Name, Message]]:
-        place = self.places.setdefault(meeting.at, Node(meeting.at, seed=self.settings.seed))
+    def _meet(self, meetings: Sequence[Meeting]) -> Steps[None]:
+        """All send, then all meetings combine, then all receive."""
+        said: dict[Name, Message] = {}
+        arrived = [(meeting, self._collect(meeting, said)) for meeting in meetings]
+        heard: list[tuple[Node, Message]] = []
+        for meeting, got in arrived:
+            if got:
+                heard += yield from self._combine(meeting, got)
+        while heard:  # who hears several times, listens to one after the other
+            now, later, busy = list[tuple[Node, Message]](), list[tuple[Node, Message]](), set()
+            for node, message in heard:
+                (later if node.name in busy else now).append((node, message))
+                busy.add(node.name)
+            yield from self._train("receive", ((n, self.method.receive(n, m)) for n, m in now))
+            heard = later
+
+    def _collect(self, meeting: Meeting, said: dict[Name, Message]) -> dict[Name, Message]:
         got: dict[Name, Message] = {}
         for name in sorted(meeting.sources):
             node = self.nodes[name]
-            message = self.method.send(node)
-            if self._crosses(name, meeting.at, message, self.method.sends(node)):
+            if name not in said:
+                said[name] = self.method.send(node)
+            message, spec = said[name], self.method.sends(node)
+            if meeting.topic:
+                message = Message(about(message.tensors, meeting.topic))
+                spec = about(spec, meeting.topic)
+            if self._crosses(name, meeting.at, message, spec, meeting.hops):
                 got[name] = message
-        if not got:
-            return []
-        replies = self.method.combine(place, got, [n for n in meeting.to if n in self.nodes])
-        return [
-            (name, replies[name])
-            for name in sorted(replies)
-            if self._crosses(meeting.at, name, replies[name], self.method.hears(self.nodes[name]))
-        ]
+        return got
 
-    def _crosses(self, source: Name, to: Name, message: Message, expected: Spec) -> bool:
+    def _combine(
+        self, meeting: Meeting, got: dict[Name, Message]
+    ) -> Steps[list[tuple[Node, Message]]]:
+        place = self.nodes.get(meeting.at) or self.places.setdefault(
+            meeting.at, Node(meeting.at, seed=self.settings.seed)
+        )
+        yield from self._train("gather", [(place, self.method.gather(place, got))])
+        replies = self.method.combine(place, got, [n for n in meeting.to if n in self.nodes])
+        heard = []
+        for name in sorted(replies):
+            node, reply = self.nodes[name], replies[name]
+            spec = about(self.method.hears(node), meeting.topic)
+            if self._crosses(meeting.at, name, reply, spec, meeting.hops):
+                heard.append((node, reply))
+        return heard
+
+    def _crosses(self, source: Name, to: Name, message: Message, expected: Spec, hops: int) -> bool:
         """Enter the message in the ledger; refuse it if it is not what was announced."""
-        self.recorder.ledger.enter(self._tick, source, to, message)
+        if source != to:
+            self.recorder.ledger.enter(self._tick, source, to, message, hops)
         try:
             message.check(expected)
         except MessageError as error:
@@ -156,39 +217,65 @@ class LocalEngine:
             return False
         return True
 
-    def _train(self, stage: str, work: Iterable[tuple[Node, Iterable[Phase]]]) -> None:
-        """Train the phases of each node; the random streams are named by tick, stage and place."""
-        for node, phases in work:
-            for index, phase in enumerate(phases):
-                self.progress.working(node.name, phase.label)
-                done = fit(node, phase, "tick", self._tick, stage, index)
-                if done.steps:
-                    node.notes[f"{phase.label}_loss"] = done.loss
-                    node.notes[f"{phase.label}_epochs"] = done.epochs
-                    if done.loss != done.loss:
-                        fault = {
-                            "tick": self._tick,
-                            "node": node.name,
-                            "fault": "training diverged",
-                        }
-                        self.recorder.faults.append(
-                            fault | {"why": f"loss of '{done.label}' is NaN"}
-                        )
+    def _train(self, stage: str, work: Iterable[tuple[Node, Iterable[Phase]]]) -> Steps[None]:
+        """Train the phases of each node; random streams are named by round, stage and place.
 
-    def _evaluate(self) -> dict[Name, float]:
+        A node that comes to the same stage again in a round has streams of its own for that.
+        """
+        running: list[tuple[Node, Iterator[Phase], tuple[str | int, ...]]] = []
+        for node, phases in work:
+            visit = self._visits[stage, node.name]
+            self._visits[stage, node.name] += 1
+            running.append((node, iter(phases), ("visit", visit) if visit else ()))
+        index = 0
+        while running:
+            jobs: list[Job] = []
+            still = []
+            for node, phases, again in running:
+                phase = next(phases, None)
+                if phase is not None:
+                    path = ("tick", self._tick, stage, index, *again)
+                    shown = partial(self.progress.working, node.name, phase.label)
+                    jobs.append(Job(node, phase, path, shown))
+                    still.append((node, phases, again))
+            running, index = still, index + 1
+            if jobs:
+                for job, done in zip(jobs, (yield from self._ask(jobs)), strict=True):
+                    self._note_training(job.node, done)
+
+    def _note_training(self, node: Node, done: Fitted) -> None:
+        if not done.steps:
+            return
+        node.notes[f"{done.label}_loss"] = done.loss
+        node.notes[f"{done.label}_epochs"] = done.epochs
+        if done.loss != done.loss:
+            fault = {"tick": self._tick, "node": node.name, "fault": "training diverged"}
+            self.recorder.faults.append(fault | {"why": f"loss of '{done.label}' is NaN"})
+
+    def _evaluate(self) -> Steps[dict[Name, float]]:
         views: dict[Name, Node] = {}
         for node in self.nodes.values():
             views |= self.method.views(node)
-        return {
-            name: accuracy(view.model, view.data["test"])
-            for name, view in sorted(views.items())
-            if "test" in view.data
-        }
+        names = [name for name, view in sorted(views.items()) if "test" in view.data]
+        scores = yield from self._ask([Exam(views[name]) for name in names])
+        return dict(zip(names, scores, strict=True))
 
-    def _close_tick(self, *, evaluate: bool, started: float) -> dict[Name, float]:
-        accuracies = self._evaluate() if evaluate else {}
+    def _ask(self, work: Work) -> Steps[list[Any]]:
+        """Have work done by whoever drives the run, and count its share of time as the run's."""
+        if not work:
+            return []
+        self._spent += time.perf_counter() - self._resumed
+        done = yield work
+        self._resumed = time.perf_counter()
+        self._spent += sum(each.seconds for each in done)
+        return [each.result for each in done]
+
+    def _close_round(self, *, evaluate: bool) -> Steps[dict[Name, float]]:
+        accuracies = (yield from self._evaluate()) if evaluate else {}
         self._note(self._tick, accuracies)
-        seconds = round(time.perf_counter() - started, 4)
+        now = time.perf_counter()
+        seconds = round(self._spent + now - self._resumed, 4)
+        self._spent, self._resumed = 0.0, now
         self.recorder.metrics.append({"tick": self._tick, "seconds": seconds})
         self.recorder.checkpoint(self._tick, [*self.nodes.values(), *self.places.values()])
         self.progress.round_done(self._tick, accuracies)
@@ -202,6 +289,35 @@ class LocalEngine:
                 node.notes.clear()
         for name, value in accuracies.items():
             self.recorder.metrics.append({"tick": tick, "node": name, "test_accuracy": value})
+
+
+def drive(runs: Sequence[Steps[T]], trainer: Trainer) -> list[T]:
+    """Do the work of several runs, in step: what they ask for at the same time is done together."""
+    results: dict[int, T] = {}
+    waiting: dict[int, Work] = {}
+
+    def resume(i: int, done: Sequence[Done] | None) -> None:
+        try:
+            waiting[i] = next(runs[i]) if done is None else runs[i].send(done)
+        except StopIteration as end:
+            waiting.pop(i, None)
+            results[i] = end.value
+
+    for i in range(len(runs)):
+        resume(i, None)
+    while waiting:
+        jobs = [(i, job) for i, work in waiting.items() for job in work if isinstance(job, Job)]
+        exams = [
+            (i, exam) for i, work in waiting.items() for exam in work if isinstance(exam, Exam)
+        ]
+        done: dict[int, list[Done]] = {i: [] for i in waiting}
+        for (i, _), each in zip(jobs, trainer.train([job for _, job in jobs]), strict=True):
+            done[i].append(each)
+        for (i, _), each in zip(exams, trainer.examine([e for _, e in exams]), strict=True):
+            done[i].append(each)
+        for i, given in done.items():
+            resume(i, given)
+    return [results[i] for i in range(len(runs))]
 
 
 def _check_names(names: Sequence[Name], topology: Topology, settings: Settings) -> None:

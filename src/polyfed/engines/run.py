@@ -13,14 +13,17 @@ from typing import Any
 from polyfed import methods, options, tasks, topologies
 from polyfed.core.method import Method
 from polyfed.core.node import Name, Node
-from polyfed.engines.local import LocalEngine, Settings
+from polyfed.core.topology import Topology
+from polyfed.engines.local import LocalEngine, Settings, Steps, drive
 from polyfed.engines.progress import Progress, suited
 from polyfed.engines.table import Text, run_table
 from polyfed.errors import ConfigError, RunError
 from polyfed.record import Ledger, Log, Recorder
+from polyfed.record.checkpoint import Checkpoint
 from polyfed.record.log import read
 from polyfed.record.recorder import read_config, read_result
 from polyfed.tasks import Task
+from polyfed.train.together import Stack, Trainer
 
 
 @dataclass(frozen=True)
@@ -84,10 +87,11 @@ def run(
     *,
     nodes: Sequence[Node] | None = None,
     seed: int = 0,
-    topology: str | None = None,
+    topology: str | Topology | None = None,
     device: str = "cpu",
     evaluate_every: int = 1,
     absent: Mapping[int, Sequence[Name]] | None = None,
+    stack: Stack = "auto",
     folder: str | Path | None = None,
     progress: bool | Progress | None = None,
 ) -> Run:
@@ -98,21 +102,36 @@ def run(
         task: a ready-made task such as `tasks.digits()`, or your own nodes.
         nodes: the task's nodes for this seed, if they have been made already.
         seed: same seed, same numbers.
-        topology: name of a topology; None takes the method's first.
+        topology: a topology, or its name and options ("gossip:cycles=3"); None takes the
+            method's first.
         device: cpu, cuda, cuda:0, ...
         evaluate_every: rounds between evaluations.
         absent: nodes that are away in a round: `{3: ["M1"]}`.
+        stack: train equal networks as one computation: "auto" (where a measurement says it is
+            faster), "always" or "never".
         folder: where to write the run; None keeps it in memory.
         progress: True, False, None for terminals only, or how to show it.
     """
-    settings = _settings(seed, device, evaluate_every, absent)
-    name = _topology_name(method, topology)
-    nodes = _federation(task, seed) if nodes is None else nodes
-    recorder = Recorder.in_memory()
-    engine = _engine(method, nodes, name, settings, recorder, suited(progress))
-    if folder is not None:
-        engine.recorder = Recorder.create(Path(folder), _config(method, task, name, settings))
+    settings = _settings(seed, device, evaluate_every, absent, stack)
+    engine = _begin(method, task, nodes, topology, settings, folder, suited(progress))
     return _finish(engine, None)
+
+
+def _begin(
+    method: Method,
+    task: Task | Sequence[Node],
+    nodes: Sequence[Node] | None,
+    topology: str | Topology | None,
+    settings: Settings,
+    folder: str | Path | None,
+    progress: Progress,
+) -> LocalEngine:
+    chosen = _topology(method, topology)
+    nodes = _federation(task, settings.seed) if nodes is None else nodes
+    engine = LocalEngine(method, nodes, chosen, settings, Recorder.in_memory(), progress)
+    if folder is not None:
+        engine.recorder = Recorder.create(Path(folder), _config(method, task, chosen, settings))
+    return engine
 
 
 def resume(
@@ -136,6 +155,16 @@ def resume(
         raise RunError(f"{folder} holds a comparison, not a single run.")
     if read_result(folder) is not None:
         return Run.open(folder)
+    return _finish(*_reopen(folder, config, method, nodes, suited(progress)))
+
+
+def _reopen(
+    folder: Path,
+    config: Mapping[str, Any],
+    method: Method | None,
+    nodes: Sequence[Node] | None,
+    progress: Progress,
+) -> tuple[LocalEngine, Checkpoint | None]:
     if method is None:
         method = methods.make(config["method"], config["options"])
     settings = options.build(Settings, config["settings"], "settings")
@@ -147,35 +176,49 @@ def resume(
             )
         task = tasks.make(config["task"], config["task_options"])
         nodes = task.nodes(settings.seed)
-    shown = suited(progress)
-    engine = _engine(method, nodes, config["topology"], settings, Recorder.in_memory(), shown)
+    topology = topologies.make(config["topology"])
+    engine = LocalEngine(method, nodes, topology, settings, Recorder.in_memory(), progress)
     engine.recorder, point = Recorder.reopen(folder)
-    return _finish(engine, point)
+    return engine, point
 
 
 def check_run(
     method: Method,
     nodes: Sequence[Node],
     *,
-    topology: str | None = None,
+    topology: str | Topology | None = None,
     device: str = "cpu",
     evaluate_every: int = 1,
     absent: Mapping[int, Sequence[Name]] | None = None,
+    stack: Stack = "auto",
 ) -> None:
     """Raise what `run` would raise before it trains."""
-    settings = _settings(0, device, evaluate_every, absent)
-    name = _topology_name(method, topology)
-    _engine(method, nodes, name, settings, Recorder.in_memory(), Progress())
+    settings = _settings(0, device, evaluate_every, absent, stack)
+    chosen = _topology(method, topology)
+    LocalEngine(method, nodes, chosen, settings, Recorder.in_memory(), Progress())
 
 
-def _finish(engine: LocalEngine, point: Any) -> Run:
-    recorder = engine.recorder
+def _finish(engine: LocalEngine, point: Checkpoint | None) -> Run:
+    return finish_together([(engine, point)])[0]
+
+
+def finish_together(begun: Sequence[tuple[LocalEngine, Checkpoint | None]]) -> list[Run]:
+    """Run several engines to their ends, in step."""
     try:
-        accuracy = engine.run(point)
-        recorder.finish({"accuracy": accuracy})
+        trainer = Trainer(begun[0][0].settings.stack)
+        runs = drive([_steps(engine, point) for engine, point in begun], trainer)
     finally:
-        engine.progress.end()
-        recorder.close()
+        for engine, _ in begun:
+            engine.progress.end()
+            engine.recorder.close()
+    return runs
+
+
+def _steps(engine: LocalEngine, point: Checkpoint | None) -> Steps[Run]:
+    """A run that is written down as soon as it is over."""
+    accuracy = yield from engine.steps(point)
+    recorder = engine.recorder
+    recorder.finish({"accuracy": accuracy})
     return Run(
         engine.method.name,
         accuracy,
@@ -188,38 +231,29 @@ def _finish(engine: LocalEngine, point: Any) -> Run:
     )
 
 
-def _engine(
-    method: Method,
-    nodes: Sequence[Node],
-    topology: str,
-    settings: Settings,
-    recorder: Recorder,
-    progress: Progress,
-) -> LocalEngine:
-    return LocalEngine(method, nodes, topologies.make(topology), settings, recorder, progress)
-
-
 def _settings(
-    seed: int, device: str, every: int, absent: Mapping[int, Sequence[Name]] | None
+    seed: int, device: str, every: int, absent: Mapping[int, Sequence[Name]] | None, stack: Stack
 ) -> Settings:
-    return Settings(seed, device, every, {t: tuple(n) for t, n in (absent or {}).items()})
+    return Settings(seed, device, every, {t: tuple(n) for t, n in (absent or {}).items()}, stack)
 
 
 def _federation(task: Task | Sequence[Node], seed: int) -> Sequence[Node]:
     return task.nodes(seed) if isinstance(task, Task) else list(task)
 
 
-def _topology_name(method: Method, wanted: str | None) -> str:
+def _topology(method: Method, wanted: str | Topology | None) -> Topology:
     if wanted is None:
-        return method.topologies[0]
-    topologies.make(wanted)
-    if wanted not in method.topologies:
-        raise ConfigError(f"{method.name} runs on {', '.join(method.topologies)}, not on {wanted}.")
-    return wanted
+        return topologies.make(method.topologies[0])
+    topology = topologies.make(wanted) if isinstance(wanted, str) else wanted
+    if topology.name not in method.topologies:
+        raise ConfigError(
+            f"{method.name} runs on {', '.join(method.topologies)}, not on {topology.name}."
+        )
+    return topology
 
 
 def _config(
-    method: Method, task: Task | Sequence[Node], topology: str, settings: Settings
+    method: Method, task: Task | Sequence[Node], topology: Topology, settings: Settings
 ) -> dict[str, Any]:
     named = isinstance(task, Task)
     return {
@@ -227,7 +261,7 @@ def _config(
         "options": plain(method),
         "task": task.name if isinstance(task, Task) else None,
         "task_options": plain(task) if named else {},
-        "topology": topology,
+        "topology": topologies.label(topology),
         "settings": plain(settings),
     }
 

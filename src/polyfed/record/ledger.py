@@ -19,6 +19,7 @@ class Crossing:
     to: Name
     bytes: int
     tensors: list[dict[str, Any]]
+    hops: int = 1
 
 
 class Ledger:
@@ -27,8 +28,8 @@ class Ledger:
     def __init__(self, log: Log) -> None:
         self._log = log
 
-    def enter(self, tick: int, source: Name, to: Name, message: Message) -> None:
-        """Write down a message that crosses from `source` to `to`."""
+    def enter(self, tick: int, source: Name, to: Name, message: Message, hops: int = 1) -> None:
+        """Write down a message that crosses from `source` to `to`, over so many links."""
         tensors = [
             {
                 "name": name,
@@ -38,7 +39,7 @@ class Ledger:
             }
             for name, t in message.tensors.items()
         ]
-        self._log.append(asdict(Crossing(tick, source, to, message.nbytes, tensors)))
+        self._log.append(asdict(Crossing(tick, source, to, message.nbytes, tensors, hops)))
 
     def __len__(self) -> int:
         return len(self._log.records)

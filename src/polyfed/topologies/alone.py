@@ -9,7 +9,7 @@ from polyfed.core.node import Name
 from polyfed.core.topology import Tick, Topology
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Alone(Topology):
     """No meetings: the topology of local and joint training."""
 

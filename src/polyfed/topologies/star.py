@@ -8,15 +8,21 @@ from typing import ClassVar
 from polyfed.core.node import Name
 from polyfed.core.topology import Meeting, Tick, Topology
 
+HUB = "hub"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Star(Topology):
     """One hub, everybody meets there at every tick."""
 
     name: ClassVar[str] = "star"
-    places: ClassVar[tuple[Name, ...]] = ("hub",)
+
+    @property
+    def places(self) -> tuple[Name, ...]:
+        """One hub."""
+        return (HUB,)
 
     def tick(self, t: int, alive: frozenset[Name]) -> Tick:
         """All alive nodes work and meet at the hub."""
         everyone = tuple(sorted(alive))
-        return Tick(everyone, (Meeting("hub", everyone, everyone),))
+        return Tick(everyone, (Meeting(HUB, everyone, everyone),))

@@ -7,7 +7,7 @@ phase ends.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from polyfed.core.data import Split
+from polyfed.core.model import Model
 from polyfed.core.node import Node
-from polyfed.core.phase import EarlyStop, Phase
-from polyfed.errors import DataError, UnknownNameError
+from polyfed.core.phase import EarlyStop, Objective, Phase, Rule
+from polyfed.errors import ConfigError, DataError, UnknownNameError
 from polyfed.random import ambient
+from polyfed.train.course import Course
 from polyfed.train.evaluate import mean_loss
 
 _GATHER_BYTES = 64 << 20
@@ -36,51 +38,30 @@ class Fitted:
 
 def fit(node: Node, phase: Phase, *path: str | int) -> Fitted:
     """Train one node through one phase; `path` names its random streams."""
-    split = _training_split(node, phase)
-    order = node.stream("batches", *path)
+    split = training_split(node, phase)
     device = split.x.device
     noise = ambient(node.seed, "node", node.name, "noise", *path, device=device)
     with noise, node.model.moving(*phase.parts) as parameters:
         pairs = _rest_batchnorm(node.model.net, len(split))
-        sizes = batch_sizes(len(split), phase.batch_size(len(split)), pairs=pairs)
-        optimiser = phase.optimiser.build(parameters)
+        course = Course(node, phase, len(split), path, pairs=pairs)
+        step, keep = _stepper(node, phase, parameters)
         watch = _Watch.of(node, phase)
         losses: list[Tensor] = []
+        sizes: list[int] = []
         epochs = steps = 0
-        while _remaining(phase, epochs, steps):
-            losses.clear()
-            shuffled = torch.randperm(len(split), generator=order).to(device)
-            for x, y in _batches(split, shuffled, sizes):
-                loss = phase.objective(node.model, x, y)
-                optimiser.zero_grad()
-                loss.backward()
-                optimiser.step()
-                losses.append(loss.detach())
-                steps += 1
-                if steps == phase.steps:
-                    break
-            epochs += 1
+        for order, sizes in course:
+            losses = [step(x, y) for x, y in _batches(split, order.to(device), sizes)]
+            epochs, steps = epochs + 1, steps + len(sizes)
             if watch is not None and watch.is_over():
                 break
         if watch is not None:
             watch.restore()
-    return Fitted(phase.label, _mean(losses, sizes), epochs, steps)
+        keep()
+    return Fitted(phase.label, mean_of(losses, sizes), epochs, steps)
 
 
-def batch_sizes(num_examples: int, size: int, *, pairs: bool = False) -> list[int]:
-    """Cut an epoch into batches; with `pairs`, a last batch of one joins the one before it.
-
-    >>> batch_sizes(7, 3), batch_sizes(7, 3, pairs=True)
-    ([3, 3, 1], [3, 4])
-    """
-    full, rest = divmod(num_examples, size)
-    sizes = [size] * full + ([rest] if rest else [])
-    if pairs and len(sizes) > 1 and sizes[-1] == 1:
-        sizes[-2:] = [size + 1]
-    return sizes
-
-
-def _training_split(node: Node, phase: Phase) -> Split:
+def training_split(node: Node, phase: Phase) -> Split:
+    """The inputs of a phase and what takes the labels' place."""
     split = node.data[phase.split]
     if phase.target is None:
         return split
@@ -95,8 +76,70 @@ def _training_split(node: Node, phase: Phase) -> Split:
     return Split(split.x, target)
 
 
-def _remaining(phase: Phase, epochs: int, steps: int) -> bool:
-    return epochs < phase.epochs if phase.epochs is not None else steps < (phase.steps or 0)
+def _stepper(
+    node: Node, phase: Phase, parameters: list[nn.Parameter]
+) -> tuple[Callable[[Tensor, Tensor | None], Tensor], Callable[[], None]]:
+    """What one batch does to the model, and what to do when the phase is over."""
+    model, objective = node.model, phase.objective
+    if isinstance(objective, Rule):
+
+        def learn(x: Tensor, y: Tensor | None) -> Tensor:
+            with torch.no_grad():
+                return objective.update(model, x, y)
+
+        return learn, lambda: None
+    optimiser = phase.optimiser.build(parameters)
+    if phase.keep is not None:
+        load_kept(node, phase.keep, optimiser, _names_of(model, parameters))
+    after = getattr(objective, "after_step", None)
+
+    def step(x: Tensor, y: Tensor | None) -> Tensor:
+        loss = objective(model, x, y)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        if after is not None:
+            after(model)
+        return loss.detach()
+
+    def keep() -> None:
+        if phase.keep is not None:
+            store_kept(node, phase.keep, optimiser, _names_of(model, parameters))
+
+    return step, keep
+
+
+def load_kept(
+    node: Node, group: str, optimiser: torch.optim.Optimizer, names: Sequence[str]
+) -> None:
+    """Give an optimiser what a node kept of an earlier one."""
+    kept = node.recall(f"optimiser {group}")
+    for parameter, name in zip(optimiser.param_groups[0]["params"], names, strict=True):
+        own = {n.rpartition("/")[2]: t for n, t in kept.items() if n.rpartition("/")[0] == name}
+        if own:
+            optimiser.state[parameter] = {
+                n: t.to(torch.float32 if n == "step" else t.dtype).clone() for n, t in own.items()
+            }
+
+
+def store_kept(
+    node: Node, group: str, optimiser: torch.optim.Optimizer, names: Sequence[str]
+) -> None:
+    """Keep an optimiser's state in the node's memory."""
+    node.remember(
+        f"optimiser {group}",
+        {
+            f"{name}/{n}": t
+            for parameter, name in zip(optimiser.param_groups[0]["params"], names, strict=True)
+            for n, t in optimiser.state[parameter].items()
+            if isinstance(t, Tensor)
+        },
+    )
+
+
+def _names_of(model: Model, parameters: list[nn.Parameter]) -> list[str]:
+    names = {id(p): name for name, p in model.net.named_parameters()}
+    return [names[id(p)] for p in parameters]
 
 
 def _batches(
@@ -126,31 +169,34 @@ def _rest_batchnorm(net: nn.Module, num_examples: int) -> bool:
     return bool(norms)
 
 
-def _mean(losses: list[Tensor], sizes: list[int]) -> float:
+def mean_of(losses: Sequence[Tensor], sizes: Sequence[int]) -> float:
+    """Mean of the losses of batches of these sizes; NaN if there is none."""
     if not losses:
         return math.nan
     weights = torch.tensor(sizes[: len(losses)], dtype=torch.float64)
-    values = torch.stack(losses).double().cpu()
+    values = torch.stack(list(losses)).double().cpu()
     return float((values * weights).sum() / weights.sum())
 
 
 class _Watch:
     """Early stopping: remembers the best epoch of the moving parts."""
 
-    def __init__(self, node: Node, phase: Phase, stop: EarlyStop) -> None:
-        self.node, self.phase, self.stop = node, phase, stop
+    def __init__(self, node: Node, phase: Phase, stop: EarlyStop, objective: Objective) -> None:
+        self.node, self.phase, self.stop, self.objective = node, phase, stop, objective
         self.best, self.state, self.since = math.inf, dict[str, Tensor](), 0
 
     @classmethod
     def of(cls, node: Node, phase: Phase) -> _Watch | None:
         if phase.stop is None or phase.stop.split not in node.data:
             return None
-        return cls(node, phase, phase.stop)
+        if isinstance(phase.objective, Rule):
+            raise ConfigError(f"phase '{phase.label}': a rule has no loss to stop early by.")
+        return cls(node, phase, phase.stop, phase.objective)
 
     def is_over(self) -> bool:
         """Judge the epoch that has just ended."""
         held_out = self.node.data[self.stop.split]
-        loss = mean_loss(self.node.model, held_out, self.phase.objective)
+        loss = mean_loss(self.node.model, held_out, self.objective)
         if loss < self.best:
             self.best, self.since = loss, 0
             self.state = self.node.model.state(*self.phase.parts)

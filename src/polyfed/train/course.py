@@ -1,0 +1,87 @@
+"""The batches of one node through one phase: which samples, in which order, epoch by epoch.
+
+The loop of one node and the stack of many follow the same course, so they train the same batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from polyfed.core.node import Node
+from polyfed.core.phase import Phase
+from polyfed.random import stream
+
+_WALK = "walk"
+
+
+class Course:
+    """The epochs of a phase; each is an order of samples and the sizes it is cut into.
+
+    Attributes:
+        sizes: batch sizes of a whole epoch.
+        steps: how many batches the course has in all, if no stopping rule ends it.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        phase: Phase,
+        num_examples: int,
+        path: tuple[str | int, ...],
+        *,
+        pairs: bool,
+    ) -> None:
+        self.node, self.phase, self.num_examples, self.path = node, phase, num_examples, path
+        self.sizes = batch_sizes(num_examples, phase.batch_size(num_examples), pairs=pairs)
+        self.steps = phase.steps if phase.epochs is None else phase.epochs * len(self.sizes)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, list[int]]]:
+        """For each epoch: its samples in order, and the sizes of its batches."""
+        return self._walk() if self.phase.walk else self._epochs()
+
+    def _epochs(self) -> Iterator[tuple[Tensor, list[int]]]:
+        order = self.node.stream("batches", *self.path)
+        left = self.steps or 0
+        while left > 0:
+            yield torch.randperm(self.num_examples, generator=order), self.sizes[:left]
+            left -= len(self.sizes)
+
+    def _walk(self) -> Iterator[tuple[Tensor, list[int]]]:
+        """Go on where the last walk over this split stopped; the node remembers where."""
+        key = f"{_WALK}/{self.phase.split}"
+        epoch, first = self.node.memory.get(key, torch.zeros(2, dtype=torch.int64)).tolist()
+        left = self.steps or 0
+        while left > 0:
+            order = _walk_order(
+                self.node.seed, self.node.name, self.phase.split, epoch, self.num_examples
+            )
+            sizes = self.sizes[first : first + left]
+            yield order[sum(self.sizes[:first]) :], sizes
+            left -= len(sizes)
+            first += len(sizes)
+            if first >= len(self.sizes):
+                epoch, first = epoch + 1, 0
+        self.node.memory[key] = torch.tensor([epoch, first])
+
+
+@lru_cache(maxsize=4096)
+def _walk_order(seed: int, node: str, split: str, epoch: int, num_examples: int) -> Tensor:
+    order = stream(seed, "node", node, "batches", _WALK, split, epoch)
+    return torch.randperm(num_examples, generator=order)
+
+
+def batch_sizes(num_examples: int, size: int, *, pairs: bool = False) -> list[int]:
+    """Cut an epoch into batches; with `pairs`, a last batch of one joins the one before it.
+
+    >>> batch_sizes(7, 3), batch_sizes(7, 3, pairs=True)
+    ([3, 3, 1], [3, 4])
+    """
+    full, rest = divmod(num_examples, size)
+    sizes = [size] * full + ([rest] if rest else [])
+    if pairs and len(sizes) > 1 and sizes[-1] == 1:
+        sizes[-2:] = [size + 1]
+    return sizes
