@@ -14,7 +14,7 @@ from polyfed.core.data import Data
 from polyfed.core.message import Message, Spec, TensorSpec
 from polyfed.core.model import Model
 from polyfed.core.node import Node
-from polyfed.core.phase import Phase, cross_entropy
+from polyfed.core.phase import CrossEntropy, Phase, cross_entropy
 from polyfed.maths.mixing import weighted_mean
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.fedavg_trunk import FedAvgTrunk
@@ -306,6 +306,18 @@ class PreparesInPlace(FedAvg):
 class ChangesModes(FedAvg):
     def check(self, nodes: Sequence[Node]) -> None:
         nodes[0].model.net.train()
+
+
+@dataclass(frozen=True)
+class _TwoLosses(CrossEntropy):
+    def losses(self, model: Model, x: Tensor, y: Tensor | None) -> Tensor:
+        return super().losses(model, x, y).square()
+
+
+@caught_by("stacked", "is `losses` of an objective")
+class ObjectiveIsNotTheMean(FedAvg):
+    def local(self, node: Node) -> Iterable[Phase]:
+        yield self.phase("local", objective=_TwoLosses(), epochs=1)
 
 
 def _floats(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
@@ -65,6 +65,13 @@ Seeds = Annotated[str, typer.Option("--seeds", help="how many (5), or which (3,7
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:0, ...")]
 Every = Annotated[int, typer.Option("--evaluate-every", help="rounds between evaluations")]
 Meets = Annotated[str | None, typer.Option("--topology", help="who meets; else the method's first")]
+Stacked = Annotated[
+    Literal["auto", "always", "never"],
+    typer.Option("--stack", help="train equal networks as one computation; auto: if faster"),
+]
+Fail = Annotated[
+    str | None, typer.Option("--fail", help="faults on purpose: 'cut 0-1 @3; kill M2 @5; heal @8'")
+]
 Folder = Annotated[Path | None, typer.Option("--folder", help="where to write; else under runs/")]
 Shown = Annotated[
     bool | None, typer.Option("--progress/--no-progress", help="show it; else on terminals")
@@ -99,6 +106,8 @@ def run_command(
     topology: Meets = None,
     device: Device = "cpu",
     evaluate_every: Every = 1,
+    stack: Stacked = "auto",
+    fail: Fail = None,
     folder: Folder = None,
     as_json: AsJson = False,
     progress: Shown = None,
@@ -116,9 +125,9 @@ def run_command(
     chosen = _task(ctx, task)
     built = _method(ctx, method, chosen)
     where = _folder(ctx, folder, built.name, task, f"s{seed}")
-    common: Any = {"device": device, "evaluate_every": evaluate_every, "progress": progress}
-    done = run(built, chosen, seed=seed, topology=topology, folder=where, **common)
-    show.result(done, as_json)
+    common: Any = {"device": device, "evaluate_every": evaluate_every, "stack": stack, "fail": fail}
+    common |= {"topology": topology, "progress": progress}
+    show.result(run(built, chosen, seed=seed, folder=where, **common), as_json)
 
 
 @app.command("compare", cls=Command)
@@ -129,6 +138,8 @@ def compare_command(
     seeds: Seeds = "5",
     device: Device = "cpu",
     evaluate_every: Every = 1,
+    stack: Stacked = "auto",
+    fail: Fail = None,
     folder: Folder = None,
     as_json: AsJson = False,
     progress: Shown = None,
@@ -148,8 +159,9 @@ def compare_command(
     if len(labelled) < len(methods):
         raise ConfigError("a method is named twice. Give one its own options: fedlinked:eta=1.")
     where = _folder(ctx, folder, "compare", task)
-    common = {"device": device, "evaluate_every": evaluate_every, "progress": progress}
-    show.result(compare(labelled, chosen, seeds=which, folder=where, **common), as_json)
+    common = {"device": device, "evaluate_every": evaluate_every, "stack": stack, "fail": fail}
+    done = compare(labelled, chosen, seeds=which, folder=where, progress=progress, **common)
+    show.result(done, as_json)
 
 
 @app.command("resume", cls=Command)

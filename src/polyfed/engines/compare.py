@@ -13,10 +13,12 @@ import yaml
 from polyfed import methods, tasks
 from polyfed.core.method import Method
 from polyfed.core.node import Name, Node
-from polyfed.engines.progress import suited
-from polyfed.engines.run import Run, check_run, plain, resume, run, simple
+from polyfed.engines.local import LocalEngine
+from polyfed.engines.progress import shares
+from polyfed.engines.run import Run, begin, check_run, finish_together, plain, simple
 from polyfed.engines.table import Text, render, size, spread
 from polyfed.errors import ConfigError, RunError
+from polyfed.record.checkpoint import Checkpoint
 from polyfed.record.files import write_text
 from polyfed.record.recorder import FORMAT, read_config, read_result
 from polyfed.tasks import Task
@@ -95,7 +97,8 @@ def compare(
         task: a ready-made task, or your own nodes.
         seeds: how many (0, 1, ...), or which.
         folder: where to write the runs, `LABEL/seed-N` each; None keeps them in memory.
-        settings: what `run` takes besides: device, evaluate_every, progress, ...
+        settings: what `run` takes besides: device, evaluate_every, progress, ... With
+            `stack="always"`, or on a GPU, all runs go on in step and equal networks train as one.
     """
     labelled = dict(methods) if isinstance(methods, Mapping) else _label(methods)
     chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
@@ -175,34 +178,51 @@ def _run_all(
     settings: Mapping[str, Any],
     first: Sequence[Node] | None = None,
 ) -> Comparison:
+    """Every method with every seed: in step, so that equal networks train as one, or in turn."""
+    federations: dict[int, Sequence[Node]] = {} if first is None else {seeds[0]: first}
     runs: dict[str, list[Run]] = {label: [] for label in labelled}
-    for i, seed in enumerate(seeds):
-        federation = first if first is not None and i == 0 else _federation(task, seed)
-        for j, (label, method) in enumerate(labelled.items()):
+    cells = [(label, seed) for seed in seeds for label in labelled]
+    in_turn = _in_turn(settings.get("stack", "auto"), settings.get("device", "cpu"))
+    for group in [[cell] for cell in cells] if in_turn else [cells]:
+        shown = shares(settings.get("progress"), len(group))
+        moved: dict[int, Any] = {}
+        begun: dict[tuple[str, int], tuple[LocalEngine, Checkpoint | None]] = {}
+        finished: dict[tuple[str, int], Run] = {}
+        for (label, seed), progress in zip(group, shown, strict=True):
             where = None if folder is None else _folders(folder, label, [seed])[0]
-            shown = suited(settings.get("progress"))
-            count = f"{i * len(labelled) + j + 1}/{len(seeds) * len(labelled)}"
-            shown.title = f"{count} {label} seed {seed}"
-            each = dict(settings) | {"progress": shown}
-            runs[label].append(_one(method, task, federation, seed, where, each))
+            if where is not None and _is_done(where):
+                finished[label, seed] = Run.open(where)
+                continue
+            if seed not in federations:
+                federations = federations if len(group) > 1 else {}
+                federations[seed] = _federation(task, seed)
+            place = f"{cells.index((label, seed)) + 1}/{len(cells)}"
+            progress.title = f"{place} {label} seed {seed}"
+            each = {k: v for k, v in settings.items() if k != "progress"}
+            begun[label, seed] = begin(
+                labelled[label],
+                task,
+                nodes=federations[seed],
+                seed=seed,
+                folder=where,
+                progress=progress,
+                moved=moved,
+                **each,
+            )
+        if begun:
+            finished |= dict(zip(begun, finish_together(list(begun.values())), strict=True))
+        for label, seed in group:
+            runs[label].append(finished[label, seed])
     return Comparison(runs, seeds, folder)
+
+
+def _in_turn(stack: str, device: str) -> bool:
+    """On a CPU the nodes of one run are rows enough; in turn, the first result comes sooner."""
+    return stack == "never" or (stack == "auto" and device == "cpu")
 
 
 def _federation(task: Task | Sequence[Node], seed: int) -> Sequence[Node]:
     return task.nodes(seed) if isinstance(task, Task) else task
-
-
-def _one(
-    method: Method,
-    task: Task | Sequence[Node],
-    federation: Sequence[Node],
-    seed: int,
-    folder: Path | None,
-    settings: Mapping[str, Any],
-) -> Run:
-    if folder is not None and (folder / "config.yaml").exists():
-        return resume(folder, method=method, nodes=federation, progress=settings.get("progress"))
-    return run(method, task, nodes=federation, seed=seed, folder=folder, **settings)
 
 
 def _create(

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from polyfed import check
+from polyfed.core.faults import Faults
 from polyfed.core.message import Message, Spec, about
 from polyfed.core.method import Method
 from polyfed.core.node import Name, Node
@@ -33,7 +34,8 @@ from polyfed.errors import ConfigError, MessageError, UnknownNameError
 from polyfed.record import Recorder
 from polyfed.record.checkpoint import Checkpoint
 from polyfed.train.loop import Fitted
-from polyfed.train.together import Done, Exam, Job, Stack, Trainer
+from polyfed.train.together import Done, Exam, Stack, Trainer
+from polyfed.train.track import Job
 
 FINAL = "final"
 T = TypeVar("T")
@@ -50,6 +52,7 @@ class Settings:
         absent: nodes that are away in a round, {3: ("M1",)}.
         stack: train equal phases of equal networks as one computation: where a measurement says it
             is faster (auto), wherever possible (always), or never.
+        fail: what breaks and when, such as "cut 0-1 @3; kill M2 @5; heal @8" (`core/faults.py`).
     """
 
     seed: int = 0
@@ -57,6 +60,7 @@ class Settings:
     evaluate_every: int = 1
     absent: Mapping[int, tuple[Name, ...]] | None = None
     stack: Stack = "auto"
+    fail: str | None = None
 
     def __post_init__(self) -> None:
         if self.evaluate_every < 1:
@@ -83,14 +87,16 @@ class LocalEngine:
         settings: Settings,
         recorder: Recorder,
         progress: Progress,
+        moved: dict[int, Tensor] | None = None,
     ) -> None:
         hubs = [n for n in nodes if method.hub_trains and n.name in topology.places]
         parties = [n for n in nodes if not any(n is hub for hub in hubs)]
         check_federation(parties)
         _check_names([n.name for n in parties], topology, settings)
+        self._faults = Faults.parse(settings.fail or "", [n.name for n in parties])
         prepared = method.prepare(parties)
         method.check(prepared)
-        device, moved = torch_device(settings.device), dict[int, Tensor]()
+        device, moved = torch_device(settings.device), {} if moved is None else moved
         seed = settings.seed
         self.method, self.settings = method, settings
         self.recorder, self.progress = recorder, progress
@@ -152,12 +158,17 @@ class LocalEngine:
 
     def _state(self, t: int) -> State:
         """What works in round t."""
-        away = frozenset((self.settings.absent or {}).get(t, ()))
-        return State(frozenset(self.nodes) - away)
+        script = self._faults.state(t)
+        killed = frozenset(self._faults.names) - script.alive
+        return State(frozenset(self.nodes) - killed - self._away(t), script.cut)
+
+    def _away(self, t: int) -> frozenset[Name]:
+        return frozenset((self.settings.absent or {}).get(t, ())) & frozenset(self.nodes)
 
     def _record_absent(self, t: int) -> None:
-        for name in sorted(frozenset(self.nodes) - self._state(t).alive):
-            self.recorder.faults.append({"tick": t, "node": name, "fault": "absent"})
+        changes = [*self._faults.changes(t), *((name, "absent") for name in sorted(self._away(t)))]
+        for what, fault in changes:
+            self.recorder.faults.append({"tick": t, "node": what, "fault": fault})
 
     def _meet(self, meetings: Sequence[Meeting]) -> Steps[None]:
         """All send, then all meetings combine, then all receive."""

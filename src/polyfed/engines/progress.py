@@ -123,6 +123,72 @@ class Lines(Progress):
         sys.stderr.write(f"{self._title}  round {tick}/{self._rounds}{shown}\n")
 
 
+class _Share(Progress):
+    """One of several runs that go on in step: its rounds count towards the whole."""
+
+    def __init__(self, whole: _Whole) -> None:
+        self._whole = whole
+        whole.shares.append(self)
+        self.rounds = self.done = 0
+        self.has_begun = False
+        self.mean: float | None = None
+
+    def begin(self, title: str, rounds: int) -> None:
+        """Say how many rounds this run has."""
+        self.rounds, self.has_begun = rounds, True
+        self._whole.begin()
+
+    def skip(self, rounds: int) -> None:
+        """Say how many of them were done before."""
+        self.done = rounds
+
+    def working(self, node: Name, phase: str) -> None:
+        """Pass it on."""
+        self._whole.shown.working(node, phase)
+
+    def round_done(self, tick: int, accuracies: Mapping[Name, float]) -> None:
+        """Count the round."""
+        self.done, self.mean = tick, _mean(accuracies) if accuracies else self.mean
+        self._whole.update()
+
+    def end(self) -> None:
+        """The whole ends with its last run."""
+        self.done = self.rounds
+        if all(share.done == share.rounds for share in self._whole.shares):
+            self._whole.shown.end()
+
+
+class _Whole:
+    """Several runs shown as one: the round that all of them have reached."""
+
+    def __init__(self, shown: Progress) -> None:
+        self.shown = shown
+        self.shares: list[_Share] = []
+        self._at = -1
+
+    def begin(self) -> None:
+        """Begin when all runs have said how many rounds they have."""
+        if all(share.has_begun for share in self.shares):
+            self.shown.begin(f"{len(self.shares)} runs", max(s.rounds for s in self.shares))
+
+    def update(self) -> None:
+        """Show the round that all runs have reached."""
+        behind = [share.done for share in self.shares if share.done < share.rounds]
+        at = min(behind, default=max(share.rounds for share in self.shares))
+        if at > self._at:
+            self._at = at
+            means = [share.mean for share in self.shares if share.mean is not None]
+            self.shown.round_done(at, {Name(i): m for i, m in enumerate(means)})
+
+
+def shares(wanted: bool | Progress | None, count: int) -> list[Progress]:
+    """A progress for each of several runs that go on in step; shown as one."""
+    if count == 1:
+        return [suited(wanted)]
+    whole = _Whole(suited(wanted))
+    return [_Share(whole) for _ in range(count)]
+
+
 def suited(wanted: bool | Progress | None) -> Progress:
     """The progress that suits where standard error goes; None shows it on terminals only."""
     if isinstance(wanted, Progress):

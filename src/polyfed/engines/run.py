@@ -92,6 +92,7 @@ def run(
     evaluate_every: int = 1,
     absent: Mapping[int, Sequence[Name]] | None = None,
     stack: Stack = "auto",
+    fail: str | None = None,
     folder: str | Path | None = None,
     progress: bool | Progress | None = None,
 ) -> Run:
@@ -109,12 +110,39 @@ def run(
         absent: nodes that are away in a round: `{3: ["M1"]}`.
         stack: train equal networks as one computation: "auto" (where a measurement says it is
             faster), "always" or "never".
+        fail: what breaks and when: "cut 0-1 @3; kill M2 @5; heal @8".
         folder: where to write the run; None keeps it in memory.
         progress: True, False, None for terminals only, or how to show it.
     """
-    settings = _settings(seed, device, evaluate_every, absent, stack)
-    engine = _begin(method, task, nodes, topology, settings, folder, suited(progress))
-    return _finish(engine, None)
+    settings = _settings(seed, device, evaluate_every, absent, stack, fail)
+    engine = _begin(method, task, nodes, topology, settings, folder, suited(progress), {})
+    return finish_together([(engine, None)])[0]
+
+
+def begin(
+    method: Method,
+    task: Task | Sequence[Node],
+    *,
+    nodes: Sequence[Node],
+    seed: int,
+    folder: Path | None,
+    progress: Progress,
+    moved: dict[int, Any],
+    topology: str | Topology | None = None,
+    device: str = "cpu",
+    evaluate_every: int = 1,
+    absent: Mapping[int, Sequence[Name]] | None = None,
+    stack: Stack = "auto",
+    fail: str | None = None,
+) -> tuple[LocalEngine, Checkpoint | None]:
+    """A run that is ready to go, from its start or from where its folder stands.
+
+    It takes what `run` takes, and `moved`: tensors that runs beside it have on the device.
+    """
+    if folder is not None and (folder / "config.yaml").exists():
+        return _reopen(folder, read_config(folder), method, nodes, progress, moved)
+    settings = _settings(seed, device, evaluate_every, absent, stack, fail)
+    return _begin(method, task, nodes, topology, settings, folder, progress, moved), None
 
 
 def _begin(
@@ -125,10 +153,11 @@ def _begin(
     settings: Settings,
     folder: str | Path | None,
     progress: Progress,
+    moved: dict[int, Any],
 ) -> LocalEngine:
     chosen = _topology(method, topology)
     nodes = _federation(task, settings.seed) if nodes is None else nodes
-    engine = LocalEngine(method, nodes, chosen, settings, Recorder.in_memory(), progress)
+    engine = LocalEngine(method, nodes, chosen, settings, Recorder.in_memory(), progress, moved)
     if folder is not None:
         engine.recorder = Recorder.create(Path(folder), _config(method, task, chosen, settings))
     return engine
@@ -155,7 +184,7 @@ def resume(
         raise RunError(f"{folder} holds a comparison, not a single run.")
     if read_result(folder) is not None:
         return Run.open(folder)
-    return _finish(*_reopen(folder, config, method, nodes, suited(progress)))
+    return finish_together([_reopen(folder, config, method, nodes, suited(progress), {})])[0]
 
 
 def _reopen(
@@ -164,6 +193,7 @@ def _reopen(
     method: Method | None,
     nodes: Sequence[Node] | None,
     progress: Progress,
+    moved: dict[int, Any],
 ) -> tuple[LocalEngine, Checkpoint | None]:
     if method is None:
         method = methods.make(config["method"], config["options"])
@@ -177,7 +207,7 @@ def _reopen(
         task = tasks.make(config["task"], config["task_options"])
         nodes = task.nodes(settings.seed)
     topology = topologies.make(config["topology"])
-    engine = LocalEngine(method, nodes, topology, settings, Recorder.in_memory(), progress)
+    engine = LocalEngine(method, nodes, topology, settings, Recorder.in_memory(), progress, moved)
     engine.recorder, point = Recorder.reopen(folder)
     return engine, point
 
@@ -191,15 +221,12 @@ def check_run(
     evaluate_every: int = 1,
     absent: Mapping[int, Sequence[Name]] | None = None,
     stack: Stack = "auto",
+    fail: str | None = None,
 ) -> None:
     """Raise what `run` would raise before it trains."""
-    settings = _settings(0, device, evaluate_every, absent, stack)
+    settings = _settings(0, device, evaluate_every, absent, stack, fail)
     chosen = _topology(method, topology)
     LocalEngine(method, nodes, chosen, settings, Recorder.in_memory(), Progress())
-
-
-def _finish(engine: LocalEngine, point: Checkpoint | None) -> Run:
-    return finish_together([(engine, point)])[0]
 
 
 def finish_together(begun: Sequence[tuple[LocalEngine, Checkpoint | None]]) -> list[Run]:
@@ -232,9 +259,15 @@ def _steps(engine: LocalEngine, point: Checkpoint | None) -> Steps[Run]:
 
 
 def _settings(
-    seed: int, device: str, every: int, absent: Mapping[int, Sequence[Name]] | None, stack: Stack
+    seed: int,
+    device: str,
+    every: int,
+    absent: Mapping[int, Sequence[Name]] | None,
+    stack: Stack,
+    fail: str | None,
 ) -> Settings:
-    return Settings(seed, device, every, {t: tuple(n) for t, n in (absent or {}).items()}, stack)
+    away = {t: tuple(n) for t, n in (absent or {}).items()}
+    return Settings(seed, device, every, away, stack, fail)
 
 
 def _federation(task: Task | Sequence[Node], seed: int) -> Sequence[Node]:

@@ -19,6 +19,7 @@ ConformanceError, naming the check and what went wrong. The rules, one check eac
     one class       nor does a node with a single class
     absent          nor a node that is away for a round; nobody answers it
     nan             nor a message of NaN: it is refused and recorded, the round goes on
+    stacked         equal networks trained as one computation end where they end one by one
     zero rounds     no rounds, no training, no messages
     options         hyper-parameters survive config.yaml
     nodes           the caller's nodes are as they were
@@ -31,6 +32,7 @@ import functools
 import json
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,7 +51,8 @@ from polyfed.engines.local import LocalEngine, Settings
 from polyfed.engines.progress import Progress
 from polyfed.engines.run import plain
 from polyfed.record import Recorder
-from polyfed.testing.federations import one_class, one_sample, tiny
+from polyfed.testing.federations import one_class, one_sample, stackable, tiny
+from polyfed.train.together import Stack, StackWarning
 
 Nodes = Callable[[int], Sequence[Node]]
 Check = Callable[[Method, Nodes], None]
@@ -277,6 +280,22 @@ def _nan(method: Method, nodes: Nodes) -> None:
         raise _BrokenError(f"{victim} sent NaN, and these (tick, from, to) fell out: {missing}.")
 
 
+@_check("stacked")
+def _stacked(method: Method, nodes: Nodes) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", StackWarning)
+        alone, stacked = (
+            _outcome(method, list(map(stackable, nodes(0))), stack=way)
+            for way in ("never", "always")
+        )
+    for name, tensor in alone.tensors.items():
+        if not _close(tensor, stacked.tensors[name]):
+            raise _BrokenError(
+                f"{name} differs where equal networks were trained as one computation: is `losses` "
+                "of an objective what the objective is the mean of?"
+            )
+
+
 @_check("zero rounds")
 def _zero_rounds(method: Method, nodes: Nodes) -> None:
     method = replace(method, rounds=0)
@@ -350,6 +369,7 @@ def _engine(
     *,
     seed: int = 0,
     absent: Mapping[int, tuple[Name, ...]] | None = None,
+    stack: Stack = "never",
     progress: Progress | None = None,
     recorder: Recorder | None = None,
     spied: Mapping[str, Any] | None = None,
@@ -359,7 +379,7 @@ def _engine(
         method,
         nodes,
         topologies.make(method.topologies[0]),
-        Settings(seed=seed, absent=absent),
+        Settings(seed=seed, absent=absent, stack=stack),
         recorder or Recorder.in_memory(),
         progress or Progress(),
     )

@@ -12,6 +12,8 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from polyfed.core.data import Data, Split
 from polyfed.core.model import Model
@@ -68,6 +70,21 @@ def one_class(nodes: Sequence[Node]) -> list[Node]:
         if split.y is not None and split.y.shape[1:] == y.shape[1:]
     }
     return [_with(first, **kept), *nodes[1:]]
+
+
+def stackable(node: Node) -> Node:
+    """The same node without what keeps its network from a stack, or makes a stack random.
+
+    BatchNorm does nothing any more, and dropout drops nothing.
+    """
+    model = node.model.copy()
+    for module in list(model.net.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, _BatchNorm):
+                setattr(module, name, nn.Identity())
+            elif isinstance(child, _DropoutNd):
+                child.p = 0.0
+    return replace(node, model=Model(model.net, model.parts))
 
 
 def _data(seed: int, name: str, count: int, public: Tensor) -> Data:

@@ -39,6 +39,12 @@ class Course:
         self.sizes = batch_sizes(num_examples, phase.batch_size(num_examples), pairs=pairs)
         self.steps = phase.steps if phase.epochs is None else phase.epochs * len(self.sizes)
 
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """What decides the size of every batch: equal cuts, equal sizes at every step."""
+        start = self._start() if self.phase.walk else (0, 0)
+        return (start[1], *self.sizes)
+
     def __iter__(self) -> Iterator[tuple[Tensor, list[int]]]:
         """For each epoch: its samples in order, and the sizes of its batches."""
         return self._walk() if self.phase.walk else self._epochs()
@@ -52,8 +58,7 @@ class Course:
 
     def _walk(self) -> Iterator[tuple[Tensor, list[int]]]:
         """Go on where the last walk over this split stopped; the node remembers where."""
-        key = f"{_WALK}/{self.phase.split}"
-        epoch, first = self.node.memory.get(key, torch.zeros(2, dtype=torch.int64)).tolist()
+        epoch, first = self._start()
         left = self.steps or 0
         while left > 0:
             order = _walk_order(
@@ -65,7 +70,17 @@ class Course:
             first += len(sizes)
             if first >= len(self.sizes):
                 epoch, first = epoch + 1, 0
-        self.node.memory[key] = torch.tensor([epoch, first])
+        self.node.memory[self._key] = torch.tensor([epoch, first])
+
+    @property
+    def _key(self) -> str:
+        return f"{_WALK}/{self.phase.split}"
+
+    def _start(self) -> tuple[int, int]:
+        """The epoch and the batch where a walk goes on."""
+        kept = self.node.memory.get(self._key)
+        epoch, first = (0, 0) if kept is None else map(int, kept.tolist())
+        return epoch, first
 
 
 @lru_cache(maxsize=4096)

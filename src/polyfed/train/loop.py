@@ -45,17 +45,19 @@ def fit(node: Node, phase: Phase, *path: str | int) -> Fitted:
         pairs = _rest_batchnorm(node.model.net, len(split))
         course = Course(node, phase, len(split), path, pairs=pairs)
         step, keep = _stepper(node, phase, parameters)
-        watch = _Watch.of(node, phase)
+        watch = Watch.of(node, phase)
         losses: list[Tensor] = []
         sizes: list[int] = []
         epochs = steps = 0
         for order, sizes in course:
             losses = [step(x, y) for x, y in _batches(split, order.to(device), sizes)]
             epochs, steps = epochs + 1, steps + len(sizes)
-            if watch is not None and watch.is_over():
-                break
+            if watch is not None:
+                loss = mean_loss(node.model, watch.held_out, watch.objective)
+                if watch.is_over(loss, lambda: node.model.state(*phase.parts)):
+                    break
         if watch is not None:
-            watch.restore()
+            node.model.load(watch.state)
         keep()
     return Fitted(phase.label, mean_of(losses, sizes), epochs, steps)
 
@@ -178,7 +180,7 @@ def mean_of(losses: Sequence[Tensor], sizes: Sequence[int]) -> float:
     return float((values * weights).sum() / weights.sum())
 
 
-class _Watch:
+class Watch:
     """Early stopping: remembers the best epoch of the moving parts."""
 
     def __init__(self, node: Node, phase: Phase, stop: EarlyStop, objective: Objective) -> None:
@@ -186,23 +188,23 @@ class _Watch:
         self.best, self.state, self.since = math.inf, dict[str, Tensor](), 0
 
     @classmethod
-    def of(cls, node: Node, phase: Phase) -> _Watch | None:
+    def of(cls, node: Node, phase: Phase) -> Watch | None:
+        """The watch over a phase; none if it has no stopping rule or the node no such split."""
         if phase.stop is None or phase.stop.split not in node.data:
             return None
         if isinstance(phase.objective, Rule):
             raise ConfigError(f"phase '{phase.label}': a rule has no loss to stop early by.")
         return cls(node, phase, phase.stop, phase.objective)
 
-    def is_over(self) -> bool:
-        """Judge the epoch that has just ended."""
-        held_out = self.node.data[self.stop.split]
-        loss = mean_loss(self.node.model, held_out, self.objective)
+    @property
+    def held_out(self) -> Split:
+        """What epochs are judged on."""
+        return self.node.data[self.stop.split]
+
+    def is_over(self, loss: float, state: Callable[[], dict[str, Tensor]]) -> bool:
+        """Judge an epoch by its held-out loss; `state` copies the moving parts."""
         if loss < self.best:
-            self.best, self.since = loss, 0
-            self.state = self.node.model.state(*self.phase.parts)
+            self.best, self.since, self.state = loss, 0, state()
         else:
             self.since += 1
         return self.since >= self.stop.patience
-
-    def restore(self) -> None:
-        self.node.model.load(self.state)

@@ -1,31 +1,42 @@
-"""The work of many nodes: training one by one, or equal phases of equal networks as one stack.
+"""The work of many nodes: one by one, or what is alike as one computation.
 
-An engine hands over jobs that do not depend on each other; `Trainer` decides how they are done.
+An engine hands over jobs that do not depend on each other; `Trainer` decides how they are done. By
+`auto`, a short measurement decides; its outcome is kept for the machine, so that a run repeated
+tomorrow is done the same way.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
+import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
 
 from polyfed.core.node import Node
-from polyfed.core.phase import Phase
+from polyfed.train.alike import exam_key, job_key, moves_batchnorm, structure, why_alone
+from polyfed.train.cohort import CannotStackError, Kept, fit_cohort, score_cohort
 from polyfed.train.evaluate import accuracy
-from polyfed.train.loop import fit
+from polyfed.train.loop import Fitted, fit, training_split
+from polyfed.train.track import Job
 
 Stack = Literal["auto", "always", "never"]
+T = TypeVar("T")
+
+_CPU_BYTES = 1 << 30  # of one stack; on a GPU a quarter of its memory
+_MEASURED_ROWS = 64
+_WORTH_MEASURING = 50  # steps of a node
 
 
-@dataclass(frozen=True)
-class Job:
-    """One node through one phase; `path` names its random streams."""
-
-    node: Node
-    phase: Phase
-    path: tuple[str | int, ...]
-    shown: Callable[[], None] = field(default=lambda: None, compare=False)
+class StackWarning(UserWarning):
+    """Nodes that were to be trained as one are trained one by one."""
 
 
 @dataclass(frozen=True)
@@ -45,28 +56,212 @@ class Done:
 
 
 class Trainer:
-    """Does jobs and exams, in the order given unless they are done as one."""
+    """Does jobs and exams.
 
-    def __init__(self, stack: Stack = "never") -> None:
-        self.stack = stack
+    Args:
+        stack: train what is alike as one: where it is faster (auto), wherever possible, or never.
+        graph: use CUDA graphs where there is a GPU.
+    """
+
+    def __init__(self, stack: Stack = "auto", *, graph: bool = True) -> None:
+        self.stack, self.graph = stack, graph
+        self._structures: dict[int, tuple[Any, int]] = {}
+        self._numbers: dict[Hashable, int] = {}
+        self._batchnorm: dict[Hashable, bool] = {}
+        self._kept: Kept = {}
+        self._pays: dict[Hashable, bool] = {}
+        self._stacked: set[Hashable] = set()  # networks that were trained in a stack
 
     def train(self, jobs: Sequence[Job]) -> list[Done]:
         """Train every job."""
-        return [self._one(job) for job in jobs]
+        return _by_groups(jobs, self._job_groups(jobs), self._train_group)
 
     def examine(self, exams: Sequence[Exam]) -> list[Done]:
         """Judge every node."""
-        return [_judge(exam) for exam in exams]
+        return _by_groups(exams, self._exam_groups(exams), self._examine_group)
 
-    def _one(self, job: Job) -> Done:
+    # ---- jobs
+
+    def _job_groups(self, jobs: Sequence[Job]) -> Iterator[list[int]]:
+        if self.stack == "never" or len(jobs) == 1:
+            yield from ([i] for i in range(len(jobs)))
+            return
+        groups: dict[tuple[Hashable, ...], list[int]] = {}
+        for i, job in enumerate(jobs):
+            why = why_alone(job) or self._keeps_statistics(job)
+            if why:
+                self._say(job, why)
+            key = ("alone", i) if why else job_key(job, self._structure(job.node))
+            groups.setdefault(key, []).append(i)
+        for key, members in groups.items():
+            members.sort(key=lambda i: repr(jobs[i].phase.optimiser))  # stable: rows of a kind
+            if len(members) > 1 and self._is_better([jobs[i] for i in members], key):
+                yield from _pieces(members, _most_rows(jobs[members[0]]))
+            else:
+                yield from ([i] for i in members)
+
+    def _train_group(self, jobs: Sequence[Job]) -> list[Fitted]:
+        jobs[0].shown()
+        if len(jobs) > 1:
+            try:
+                fitted = fit_cohort(jobs, graph=self.graph, kept=self._kept)
+                self._stacked.add(self._structure(jobs[0].node))
+                return fitted
+            except CannotStackError as error:
+                self._say(jobs[0], f"it cannot be stacked ({_first_line(error)})")
+                self._pays[job_key(jobs[0], self._structure(jobs[0].node))] = False
+        done = []
+        for job in jobs:
+            job.shown()
+            done.append(fit(job.node, job.phase, *job.path))
+        return done
+
+    def _is_better(self, jobs: Sequence[Job], key: tuple[Hashable, ...]) -> bool:
+        """Whether the stack is the faster way."""
+        if self.stack == "always":
+            return self._pays.get(key, True)
+        if key not in self._pays:
+            device = training_split(jobs[0].node, jobs[0].phase).x.device
+            if _num_steps(jobs[0]) < _WORTH_MEASURING:
+                return device.type == "cuda"
+            net = structure(jobs[0].node.model.net)
+            text = _text((net, *key[1:]), len(jobs), device)
+            self._pays[key] = remembered(text, lambda: measure(jobs))
+        return self._pays[key]
+
+    # ---- exams
+
+    def _exam_groups(self, exams: Sequence[Exam]) -> Iterator[list[int]]:
+        groups: dict[Hashable, list[int]] = {}
+        for i, exam in enumerate(exams):
+            net = self._structure(exam.node) if self._stacked else None
+            joins = net in self._stacked and exam.node.score is None
+            key = exam_key(exam.node, exam.split, net) if joins else ("alone", i)
+            groups.setdefault(key, []).append(i)
+        for members in groups.values():
+            yield from _pieces(members, _most_rows(exams[members[0]]))
+
+    def _examine_group(self, exams: Sequence[Exam]) -> list[float]:
+        if len(exams) > 1:
+            return score_cohort([exam.node for exam in exams], exams[0].split)
+        node, split = exams[0].node, exams[0].node.data[exams[0].split]
+        return [
+            accuracy(node.model, split) if node.score is None else node.score(node.model, split)
+        ]
+
+    def _structure(self, node: Node) -> int:
+        """A number that equal networks share."""
+        net = node.model.net
+        if id(net) not in self._structures:
+            number = self._numbers.setdefault(structure(net), len(self._numbers))
+            self._structures[id(net)] = net, number
+        return self._structures[id(net)][1]
+
+    def _keeps_statistics(self, job: Job) -> str:
+        key = self._structure(job.node), job.phase.parts, tuple(job.node.model.parts)
+        if key not in self._batchnorm:
+            self._batchnorm[key] = moves_batchnorm(job.node.model, job.phase.parts)
+        return "BatchNorm keeps statistics while it trains" if self._batchnorm[key] else ""
+
+    def _say(self, job: Job, why: str) -> None:
+        if self.stack == "always":
+            kind = type(job.node.model.net).__name__
+            text = f"phase '{job.phase.label}' of {kind} networks is trained one by one: {why}."
+            warnings.warn(text, StackWarning, stacklevel=2)
+
+
+def measure(jobs: Sequence[Job]) -> bool:
+    """Whether some of these jobs, on copies, take less time stacked than one by one."""
+    jobs = jobs[:_MEASURED_ROWS]
+    on_gpu = training_split(jobs[0].node, jobs[0].phase).x.device.type == "cuda"
+    steps, repeats = (40, 1) if on_gpu else (3, 3)
+
+    def short(job: Job) -> Job:
+        phase = replace(job.phase, epochs=None, steps=steps, stop=None, walk=False)
+        node = replace(job.node, model=job.node.model.copy(), memory=dict(job.node.memory))
+        return Job(node, phase, job.path)
+
+    copies = [short(job) for job in jobs]
+    ways: dict[str, Callable[[], object]] = {
+        "stack": lambda: fit_cohort(copies),
+        "loop": lambda: fit(copies[0].node, copies[0].phase, *copies[0].path),
+    }
+    best = dict.fromkeys(ways, float("inf"))
+    try:
+        for repeat in range(repeats + 1):  # the first warms up
+            for way, go in ways.items():
+                started = time.perf_counter()
+                go()
+                if on_gpu:
+                    torch.cuda.synchronize()
+                if repeat:
+                    best[way] = min(best[way], time.perf_counter() - started)
+    except CannotStackError:  # the trainer will find out why, and say so
+        return True
+    return best["stack"] < best["loop"] * len(jobs)
+
+
+def remembered(question: str, ask: Callable[[], bool]) -> bool:
+    """The answer this machine gave before, else a new one."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    path = Path(cache) / "polyfed" / "stack.json"
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        known = {}
+    name = hashlib.blake2b(question.encode(), digest_size=12).hexdigest()
+    if not isinstance(known.get(name), bool):
+        known[name] = ask()
+        with contextlib.suppress(OSError):  # a home that cannot be written
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = path.with_suffix(f".{os.getpid()}")
+            partial.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+            partial.replace(path)
+    return bool(known[name])
+
+
+def _by_groups(
+    items: Sequence[T], groups: Iterator[list[int]], do: Callable[[Sequence[T]], Sequence[Any]]
+) -> list[Done]:
+    """Do the items group by group; every item of a group takes the same share of its time."""
+    done: dict[int, Done] = {}
+    for members in groups:
         started = time.perf_counter()
-        job.shown()
-        fitted = fit(job.node, job.phase, *job.path)
-        return Done(fitted, time.perf_counter() - started)
+        results = do([items[i] for i in members])
+        share = (time.perf_counter() - started) / len(members)
+        done |= {i: Done(r, share) for i, r in zip(members, results, strict=True)}
+    return [done[i] for i in range(len(items))]
 
 
-def _judge(exam: Exam) -> Done:
-    started = time.perf_counter()
-    node, split = exam.node, exam.node.data[exam.split]
-    score = accuracy(node.model, split) if node.score is None else node.score(node.model, split)
-    return Done(score, time.perf_counter() - started)
+def _pieces(members: list[int], most: int) -> Iterator[list[int]]:
+    count = -(-len(members) // most)
+    size = -(-len(members) // count)
+    yield from (members[i : i + size] for i in range(0, len(members), size))
+
+
+def _most_rows(work: Job | Exam) -> int:
+    """Rows that fit in memory: parameters, gradients, two moments, and the data."""
+    net = work.node.model.net
+    own = 4 * sum(t.numel() * t.element_size() for t in net.parameters())
+    split = work.node.data[work.phase.split if isinstance(work, Job) else work.split]
+    own += split.x.numel() * split.x.element_size()
+    budget = _CPU_BYTES
+    if split.x.device.type == "cuda":
+        budget = torch.cuda.get_device_properties(split.x.device).total_memory // 4
+    return max(2, budget // max(1, own))
+
+
+def _num_steps(job: Job) -> int:
+    phase, length = job.phase, len(job.node.data[job.phase.split])
+    return phase.steps or (phase.epochs or 0) * -(-length // phase.batch_size(length))
+
+
+def _text(key: Hashable, rows: int, device: torch.device) -> str:
+    """What a measurement depends on, as text that is the same tomorrow."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    scale = min(rows, _MEASURED_ROWS).bit_length()
+    return repr((repr(key), scale, name, torch.__version__, torch.get_num_threads()))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0][:120]

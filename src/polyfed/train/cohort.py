@@ -1,0 +1,487 @@
+"""Many nodes as one computation: equal networks, stacked along a new first dimension.
+
+    theta (rows, ...), x (rows, batch, ...)  ->  vmap of the objective  ->  losses (rows,)
+    the gradient of their sum is every row's own gradient; one optimiser steps all rows
+
+All rows step together, so their optimisers agree on the number of steps. A node that is done is
+copied out at that moment, and what its row does afterwards is of no account; when half of the rows
+are done, the others move to a smaller stack. On a GPU the step becomes a CUDA graph, which finds
+its batch by a counter on the device.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from polyfed.core.model import evaluating
+from polyfed.core.node import Node
+from polyfed.core.phase import Optimiser
+from polyfed.random import ambient
+from polyfed.train.evaluate import rows_per_batch
+from polyfed.train.loop import Fitted, training_split
+from polyfed.train.track import Job, Pool, Tensors, Track
+
+_TABLE = 1 << 22  # batch indices prepared at a time
+_WARM = 3  # real steps before a CUDA graph is captured
+_WORTH_A_GRAPH = 12
+_KEPT = (1, 6)  # stacks kept for later phases, on a CPU and on a GPU
+_REFUSALS = (RuntimeError, NotImplementedError, ValueError, TypeError)  # what vmap raises
+
+
+class CannotStackError(Exception):
+    """These networks or this objective cannot be computed as a stack; nothing has changed."""
+
+
+Kept = dict[Hashable, "_Cohort"]
+
+
+def fit_cohort(
+    jobs: Sequence[Job], *, graph: bool = True, kept: Kept | None = None
+) -> list[Fitted]:
+    """Train nodes with equal networks through equal phases, as one computation.
+
+    Args:
+        jobs: what `train.together` found to be alike; optimiser settings may differ.
+        graph: use CUDA graphs where there is a GPU.
+        kept: stacks of earlier phases, to be used again; grows.
+
+    Raises:
+        CannotStackError: before anything has changed.
+    """
+    kept, key = {} if kept is None else kept, _stack_key(jobs)
+    first, cohort = jobs[0], kept.pop(key, None)
+    device = training_split(first.node, first.phase).x.device
+    path = ("cohort", *(job.node.name for job in jobs), "noise", *first.path)
+    noise = ambient(first.node.seed, *path, device=device)
+    with noise, first.node.model.moving(*first.phase.parts) as parameters:
+        if cohort is None:
+            cohort = _Cohort(jobs, parameters, graph=graph and device.type == "cuda")
+        cohort.begin(jobs)
+        fitted = cohort.run()
+    if cohort.is_whole:
+        kept[key] = cohort
+        for old in list(kept)[: -_KEPT[device.type == "cuda"]]:
+            del kept[old]
+    return fitted
+
+
+def _stack_key(jobs: Sequence[Job]) -> Hashable:
+    """Equal for jobs that can use the same stack again."""
+    phase = jobs[0].phase
+    rows = tuple((id(j.node.model.net), j.phase.optimiser, j.phase.batch) for j in jobs)
+    return rows, phase.objective, phase.parts, phase.split, phase.target
+
+
+def score_cohort(nodes: Sequence[Node], split: str) -> list[float]:
+    """Accuracy of nodes with equal networks on their own splits, as one computation."""
+    net = nodes[0].model.net
+    tensors = _stacked([_tensors(node) for node in nodes])
+    pool = Pool([node.data[split] for node in nodes])
+    right = torch.zeros(len(nodes), device=pool.x.device)
+
+    def forward(own: Tensors, x: Tensor) -> Tensor:
+        with _RowMajorLinear():
+            out: Tensor = functional_call(net, own, (x,))
+        return out
+
+    with evaluating(net):
+        for index, weight in pool.sweep(rows_per_batch(pool.x)):
+            x, y = pool.take(index)
+            scores = vmap(forward, randomness="different")(tensors, x)
+            hit = scores.argmax(-1).eq(y if y is not None else -1).float()
+            right += (hit * weight).sum(1)
+    counts = torch.tensor(pool.lengths, dtype=torch.float64)
+    return [float(share) for share in (right.cpu().double() / counts).tolist()]
+
+
+class _Cohort:
+    """The stack and the tracks of its rows."""
+
+    def __init__(
+        self, jobs: Sequence[Job], parameters: Sequence[nn.Parameter], *, graph: bool
+    ) -> None:
+        self.phase, self.graph = jobs[0].phase, graph
+        self.loss = _Loss(jobs[0])
+        own = {id(p): name for name, p in self.loss.net.named_parameters()}
+        self.names = [own[id(p)] for p in parameters]
+        self.owned = [_tensors(job.node) for job in jobs]
+        stacked = _stacked(self.owned)
+        self.moving = {name: stacked.pop(name).requires_grad_() for name in self.names}
+        self.resting = stacked
+        self.settings = [job.phase.optimiser for job in jobs]
+        self.has_stepped, self.is_whole = False, jobs[0].phase.keep is None
+        self.everyone: list[Track] = []
+        self.stepper: _Stepper | None = None
+        self.optimisers: _Optimisers | None = None
+
+    def begin(self, jobs: Sequence[Job]) -> None:
+        """A new phase of the same nodes: their tensors, their tracks, optimisers as new."""
+        self.everyone = [Track(job) for job in jobs]
+        self.rows = list(self.everyone)
+        self.weighted = len({t.course.cuts for t in self.rows}) > 1
+        if self.optimisers is None:
+            self.optimisers = _Optimisers(self)
+        else:
+            self.optimisers.reset()
+            for name, t in {**self.moving, **self.resting}.items():
+                rows = list(t.detach().unbind(0))
+                torch._foreach_copy_(rows, [own[name].detach() for own in self.owned])
+        if self.stepper is not None and not self.stepper.begin(self.rows):
+            self.stepper = None
+
+    def run(self) -> list[Fitted]:
+        """Train every row to the end of its track, then write the rows back."""
+        self._let_go([track for track in self.rows if track.left == 0])
+        while not all(track.is_done for track in self.rows):
+            self.stepper = self.stepper or _Stepper(self)
+            while not self._is_sparse():
+                self.stepper.advance(min(t.left for t in self.rows if not t.is_done))
+                ended = [t for t in self.rows if not t.is_done and t.left == 0]
+                self._judge([t for t in ended if t.watch is not None])
+                self._let_go(ended)
+            if not all(track.is_done for track in self.rows):
+                self._shrink()
+        return [track.fitted() for track in self.everyone]
+
+    def _rows_of(self, tracks: Sequence[Track]) -> list[int]:
+        row = {id(track): i for i, track in enumerate(self.rows)}
+        return [row[id(track)] for track in tracks]
+
+    def _is_sparse(self) -> bool:
+        return 2 * sum(not track.is_done for track in self.rows) <= len(self.rows)
+
+    def _judge(self, tracks: Sequence[Track]) -> None:
+        """Early stopping of the rows whose epoch has ended."""
+        if not tracks:
+            return
+        index = torch.tensor(self._rows_of(tracks))
+        watches = [t.watch for t in tracks if t.watch is not None]
+        pool = Pool([watch.held_out for watch in watches])
+        index = index.to(pool.x.device)
+        moving = {n: t.detach()[index] for n, t in self.moving.items()}
+        resting = {n: t[index] for n, t in self.resting.items()}
+        total = torch.zeros(len(tracks), device=pool.x.device)
+        with evaluating(self.loss.net):
+            for rows, weight in pool.sweep(rows_per_batch(pool.x)):
+                x, y = pool.take(rows)
+                total += self.loss.of_rows({**moving, **resting}, x, y, weight)
+        counts = torch.tensor(pool.lengths, dtype=torch.float64)
+        for i, loss in enumerate((total.cpu().double() / counts).tolist()):
+            tracks[i].judge(loss, {n: t[i].clone() for n, t in moving.items()})
+
+    def _let_go(self, ended: Sequence[Track]) -> None:
+        """Copy out the rows that have come to the end of their tracks."""
+        done = [track for track in ended if track.ends()]
+        if not done:
+            return
+        rows = self._rows_of(done)
+        for name in self.names:
+            kept = self.moving[name].detach().unbind(0)
+            targets = [self.owned[row][name].detach() for row in rows]
+            sources = [
+                track.best[name] if track.best else kept[row]
+                for track, row in zip(done, rows, strict=True)
+            ]
+            torch._foreach_copy_(targets, sources)
+        if self.phase.keep is not None and self.optimisers is not None:
+            for track, row in zip(done, rows, strict=True):
+                node = track.job.node
+                node.remember(f"optimiser {self.phase.keep}", self.optimisers.state_of(row))
+
+    def _shrink(self) -> None:
+        """Leave the rows behind that are done."""
+        left = [i for i, track in enumerate(self.rows) if not track.is_done]
+        index = torch.tensor(left, dtype=torch.int64)
+        self.is_whole, self.stepper = False, None
+        self.rows, self.owned = [self.rows[i] for i in left], [self.owned[i] for i in left]
+        for tensors in (self.moving, self.resting):
+            for name, t in tensors.items():
+                tensors[name] = t.detach()[index.to(t.device)].requires_grad_(
+                    tensors is self.moving
+                )
+        if self.optimisers is not None:
+            self.optimisers.shrink(left)
+            self.optimisers.point_at(self.moving)
+
+
+class _Stepper:
+    """Steps of all rows: batches from a table, by a counter that lives on the device."""
+
+    def __init__(self, cohort: _Cohort) -> None:
+        self.cohort, self.tracks = cohort, cohort.rows
+        self.pool = Pool([track.split for track in self.tracks])
+        self.width = max(max(track.course.sizes) for track in self.tracks)
+        rows, device = len(self.tracks), self.pool.x.device
+        longest = max(track.steps_left for track in self.tracks)
+        self.capacity = min(longest, max(1, _TABLE // (rows * self.width)))
+        shape = (rows, self.capacity, self.width)
+        self.index = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.weight = torch.zeros(shape, device=device) if cohort.weighted else None
+        self.losses = torch.zeros(rows, self.capacity, device=device)
+        self.at = torch.zeros(1, dtype=torch.int64, device=device)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.graph_from = _WARM if cohort.graph and longest >= _WORTH_A_GRAPH else None
+        self.taken = 0
+
+    def begin(self, tracks: Sequence[Track]) -> bool:
+        """Use it for a new phase of the same rows; False if it does not suit."""
+        widest = max(max(track.course.sizes) for track in tracks)
+        fits = widest == self.width and (self.weight is not None) == self.cohort.weighted
+        self.tracks = list(tracks)
+        return fits and self.pool.refill([track.split for track in tracks])
+
+    def advance(self, steps: int) -> None:
+        """So many steps of every row that is not done."""
+        while steps > 0:
+            count = min(steps, self.capacity)
+            self._run(self._fill(count))
+            losses = self.losses[:, :count].clone()
+            for row, track in enumerate(self.tracks):
+                if not track.is_done:
+                    track.add(losses[row])
+            steps -= count
+
+    def _fill(self, count: int) -> list[int]:
+        """Write the next batches into the table; their widths."""
+        taken = {row: t.take(count) for row, t in enumerate(self.tracks) if not t.is_done}
+        if self.weight is None:
+            index, widths = self._table(taken)
+        else:
+            index, widths = self._padded(taken, count)
+        _copy(self.index[:, :count], index)
+        return widths
+
+    def _table(self, taken: dict[int, tuple[Tensor, list[int]]]) -> tuple[Tensor, list[int]]:
+        """Rows whose batches have the same sizes: all at once."""
+        rows = torch.tensor(list(taken))
+        orders = torch.stack([order for order, _ in taken.values()])
+        sizes = next(iter(taken.values()))[1]
+        index = torch.zeros(len(self.tracks), len(sizes), self.width, dtype=torch.int64)
+        inside = torch.arange(self.width) < torch.tensor(sizes)[:, None]
+        flat = index.view(len(self.tracks), -1)
+        flat[rows[:, None], inside.flatten().nonzero().squeeze(1)] = orders
+        return index, sizes
+
+    def _padded(
+        self, taken: dict[int, tuple[Tensor, list[int]]], count: int
+    ) -> tuple[Tensor, list[int]]:
+        """Rows whose batches differ in size, and the weight of each place."""
+        shape = (len(self.tracks), count, self.width)
+        index, weight = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape)
+        for row, (order, sizes) in taken.items():
+            inside = torch.arange(self.width) < torch.tensor(sizes)[:, None]
+            index[row][inside] = order
+            weight[row] = inside.float()
+        if self.weight is not None:
+            _copy(self.weight[:, :count], weight)
+        return index, [self.width] * count
+
+    def _run(self, widths: Sequence[int]) -> None:
+        self.at.zero_()
+        for width in widths:
+            if self._is_due(width):
+                self._capture()
+            if self.graph is not None and width == self.width:
+                self.graph.replay()
+            elif self.taken:
+                self._step(width)
+            else:
+                self._first_step(width)
+            self.taken += 1
+
+    def _first_step(self, width: int) -> None:
+        try:
+            self._step(width)
+        except torch.OutOfMemoryError:
+            raise
+        except _REFUSALS as error:
+            if self.cohort.has_stepped:
+                raise
+            raise CannotStackError(str(error)) from error
+        self.cohort.has_stepped = True
+
+    def _is_due(self, width: int) -> bool:
+        """Whether to capture the graph now; the first steps have warmed everything up."""
+        ready = self.graph_from is not None and self.taken >= self.graph_from
+        return ready and self.graph is None and width == self.width
+
+    def _capture(self) -> None:
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            self._step(self.width)
+        self.graph = graph
+
+    def _step(self, width: int) -> None:
+        cohort = self.cohort
+        index = self.index.index_select(1, self.at).squeeze(1)[:, :width]
+        weight = None
+        if self.weight is not None:
+            weight = self.weight.index_select(1, self.at).squeeze(1)
+            weight = weight / weight.sum(1, keepdim=True).clamp(min=1)
+        x, y = self.pool.take(index)
+        losses = cohort.loss.of_rows({**cohort.moving, **cohort.resting}, x, y, weight)
+        gradients = torch.autograd.grad(losses.sum(), list(cohort.moving.values()))
+        if cohort.optimisers is not None:
+            cohort.optimisers.step(gradients)
+        self.losses.index_copy_(1, self.at, losses.detach().to(self.losses.dtype).unsqueeze(1))
+        self.at += 1
+
+
+class _Loss(nn.Module):
+    """The objective of one row, as a module, so that its network can be given other tensors."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self.model, self.net = job.node.model, job.node.model.net
+        self.objective: Any = job.phase.objective
+
+    def forward(self, x: Tensor, y: Tensor | None, weight: Tensor | None) -> Tensor:
+        """The mean loss, or the sum of the samples' losses times their weights."""
+        loss: Tensor
+        if weight is None:
+            loss = self.objective(self.model, x, y)
+        else:
+            loss = (self.objective.losses(self.model, x, y) * weight).sum()
+        return loss
+
+    def of_rows(
+        self, tensors: Tensors, x: Tensor, y: Tensor | None, weight: Tensor | None
+    ) -> Tensor:
+        """The loss of every row."""
+
+        def one(own: Tensors, x: Tensor, y: Tensor | None, weight: Tensor | None) -> Tensor:
+            named = {f"net.{name}": t for name, t in own.items()}
+            with _RowMajorLinear():
+                loss: Tensor = functional_call(self, named, (x, y, weight))
+            return loss
+
+        dims = (0, 0, None if y is None else 0, None if weight is None else 0)
+        losses: Tensor = vmap(one, in_dims=dims, randomness="different")(tensors, x, y, weight)
+        return losses
+
+
+class _RowMajorLinear(TorchFunctionMode):
+    """Linear layers as (W x')': then the gradient of W comes in W's own layout, without a copy."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Replace the linear layers of vectors; leave all else."""
+        if func is functional.linear and not kwargs and args[0].dim() == 2:
+            x, weight, *bias = args
+            if bias and bias[0] is not None:
+                return torch.addmm(bias[0][:, None], weight, x.mT).mT
+            return (weight @ x.mT).mT
+        return func(*args, **(kwargs or {}))
+
+
+class _Optimisers:
+    """One optimiser for each stretch of rows with the same settings."""
+
+    def __init__(self, cohort: _Cohort) -> None:
+        self.names = cohort.names
+        self.capturable = cohort.graph
+        runs = [(key, len(list(group))) for key, group in itertools.groupby(cohort.settings)]
+        ends = list(itertools.accumulate(length for _, length in runs))
+        self.stretches = [
+            (key, end - length, end) for (key, length), end in zip(runs, ends, strict=True)
+        ]
+        self.states = [self._kept(cohort, first, last) for _, first, last in self.stretches]
+        self.point_at(cohort.moving)
+
+    def point_at(self, moving: Tensors) -> None:
+        """Make the optimisers over these tensors, with the states there are."""
+        self.built: list[tuple[torch.optim.Optimizer, list[Tensor], int, int]] = []
+        for (settings, first, last), state in zip(self.stretches, self.states, strict=True):
+            slices = [moving[name].detach()[first:last] for name in self.names]
+            optimiser = settings.build(slices, capturable=self.capturable)
+            for name, part in zip(self.names, slices, strict=True):
+                if name in state:
+                    optimiser.state[part] = state[name]
+            self.built.append((optimiser, slices, first, last))
+
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        """One step of every row."""
+        for optimiser, slices, first, last in self.built:
+            for part, gradient in zip(slices, gradients, strict=True):
+                own = gradient[first:last]
+                part.grad = own if own.stride() == part.stride() else own.contiguous()
+            optimiser.step()
+
+    def reset(self) -> None:
+        """As new: zero moments are what an optimiser begins with."""
+        for optimiser, *_ in self.built:
+            for state in optimiser.state.values():
+                for t in state.values():
+                    if isinstance(t, Tensor):
+                        t.zero_()
+
+    def state_of(self, row: int) -> Tensors:
+        """What is kept of one row: `parameter/entry`."""
+        kept: Tensors = {}
+        for optimiser, slices, first, last in self.built:
+            if first <= row < last:
+                for name, part in zip(self.names, slices, strict=True):
+                    for entry, t in optimiser.state[part].items():
+                        if isinstance(t, Tensor):
+                            own = t[row - first] if t.dim() else t
+                            kept[f"{name}/{entry}"] = own.clone()
+        return kept
+
+    def shrink(self, left: Sequence[int]) -> None:
+        """Keep these rows only; `point_at` must follow."""
+        stretches, states, start = list[tuple[Optimiser, int, int]](), list[Any](), 0
+        for (settings, first, last), (optimiser, slices, _, _) in zip(
+            self.stretches, self.built, strict=True
+        ):
+            own = [row - first for row in left if first <= row < last]
+            if own:
+                stretches.append((settings, start, start + len(own)))
+                start += len(own)
+                states.append(
+                    {
+                        name: {
+                            entry: t[own] if isinstance(t, Tensor) and t.dim() else t
+                            for entry, t in optimiser.state[part].items()
+                        }
+                        for name, part in zip(self.names, slices, strict=True)
+                        if optimiser.state[part]
+                    }
+                )
+        self.stretches, self.states = stretches, states
+
+    def _kept(self, cohort: _Cohort, first: int, last: int) -> dict[str, Tensors]:
+        """What the nodes of these rows kept from an earlier phase."""
+        if cohort.phase.keep is None:
+            return {}
+        group = f"optimiser {cohort.phase.keep}"
+        kept = [track.job.node.recall(group) for track in cohort.rows[first:last]]
+        state: dict[str, Tensors] = {}
+        for path in kept[0]:
+            name, _, entry = path.rpartition("/")
+            t = kept[0][path] if entry == "step" else torch.stack([own[path] for own in kept])
+            state.setdefault(name, {})[entry] = t.clone()
+        return state
+
+
+def _tensors(node: Node) -> Tensors:
+    """All parameters and buffers of a node, also buffers that are not stored."""
+    return {**dict(node.model.net.named_parameters()), **dict(node.model.net.named_buffers())}
+
+
+def _stacked(owned: Sequence[Tensors]) -> Tensors:
+    return {name: torch.stack([own[name].detach() for own in owned]) for name in owned[0]}
+
+
+def _copy(target: Tensor, source: Tensor) -> None:
+    """To the device without waiting for it."""
+    if target.device.type == "cuda":
+        source = source.pin_memory()
+    target.copy_(source, non_blocking=True)

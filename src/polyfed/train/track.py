@@ -1,0 +1,161 @@
+"""What each row of a cohort has of its own: a track through its phase, and data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from polyfed.core.data import Split
+from polyfed.core.node import Node
+from polyfed.core.phase import Phase
+from polyfed.train.course import Course
+from polyfed.train.loop import Fitted, Watch, mean_of, training_split
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One node through one phase; `path` names its random streams, `shown` tells of its start."""
+
+    node: Node
+    phase: Phase
+    path: tuple[str | int, ...]
+    shown: Callable[[], None] = field(default=lambda: None, compare=False)
+
+
+class Track:
+    """One node's way through its phase."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.split = training_split(job.node, job.phase)
+        self.course = Course(job.node, job.phase, len(self.split), job.path, pairs=False)
+        self.watch = Watch.of(job.node, job.phase)
+        self.steps_left = self.course.steps or 0
+        self.best: Tensors = {}
+        self.is_done = self._is_over = False
+        self._epochs = iter(self.course)
+        self._order, self._sizes = torch.empty(0, dtype=torch.int64), list[int]()
+        self._num_epochs = self._taken = self._done = self._epoch_start = 0
+        self._losses: list[tuple[int, Tensor]] = []
+        self._epoch_sizes: list[int] = []
+        if self.watch is not None and self.steps_left:
+            self._next_epoch()
+
+    @property
+    def left(self) -> int:
+        """Steps to the end of the track, or of an epoch that is judged."""
+        return self.steps_left if self.watch is None else len(self._sizes)
+
+    def take(self, count: int) -> tuple[Tensor, list[int]]:
+        """The next batches: samples in order, and the sizes they are cut into."""
+        orders, sizes = list[Tensor](), list[int]()
+        while len(sizes) < count:
+            if not self._sizes:
+                self._next_epoch()
+            cut = self._sizes[: count - len(sizes)]
+            orders.append(self._order[: sum(cut)])
+            self._order, self._sizes = self._order[sum(cut) :], self._sizes[len(cut) :]
+            self._taken += len(cut)
+            sizes += cut
+        return orders[0] if len(orders) == 1 else torch.cat(orders), sizes
+
+    def add(self, losses: Tensor) -> None:
+        """What the steps that were taken came to."""
+        kept = [(at, each) for at, each in self._losses if at + len(each) > self._epoch_start]
+        self._losses = [*kept, (self._done, losses)]
+        self._done += len(losses)
+        self.steps_left -= len(losses)
+
+    def judge(self, loss: float, state: Tensors) -> None:
+        """The end of an epoch: its held-out loss, and where the row stands."""
+        if self.watch is not None:
+            self._is_over = self.watch.is_over(loss, lambda: state)
+            self.best = self.watch.state
+
+    def ends(self) -> bool:
+        """Whether the track ends here: then it is done; else its next epoch begins."""
+        self.is_done = self._is_over or self.steps_left == 0
+        if self.is_done and self.watch is None:
+            next(self._epochs, None)  # a walk notes where it stops
+        elif not self.is_done:
+            self._next_epoch()
+        return self.is_done
+
+    def fitted(self) -> Fitted:
+        """What the phase came to."""
+        losses = [each[max(0, self._epoch_start - at) :] for at, each in self._losses]
+        values = list(torch.cat(losses).unbind()) if losses else []
+        mean = mean_of(values, self._epoch_sizes)
+        return Fitted(self.job.phase.label, mean, self._num_epochs, self._done)
+
+    def _next_epoch(self) -> None:
+        self._order, self._sizes = next(self._epochs)
+        self._epoch_sizes, self._epoch_start = self._sizes, self._taken
+        self._num_epochs += 1
+
+
+class Pool:
+    """The data of all rows: what rows share is kept once."""
+
+    def __init__(self, splits: Sequence[Split]) -> None:
+        self._splits = splits
+        self.lengths = [len(split) for split in splits]
+        self.x, self._x_at = _joined([split.x for split in splits])
+        ys = [split.y for split in splits if split.y is not None]
+        self.y: Tensor | None = None
+        if ys:
+            self.y, self._y_at = _joined(ys)
+
+    def refill(self, splits: Sequence[Split]) -> bool:
+        """Take other targets for the same inputs, in place; False if it cannot be done."""
+        pairs = list(zip(self._splits, splits, strict=True))
+        if any(old.x is not new.x for old, new in pairs):
+            return False
+        if all(old.y is new.y for old, new in pairs):
+            return True
+        own = len({id(old.y) for old in self._splits}) == len(splits) > 1
+        if not own or any(old.y is None or new.y is None for old, new in pairs):
+            return False
+        for start, split in zip(self._y_at.flatten().tolist(), splits, strict=True):
+            if self.y is not None and split.y is not None:
+                self.y[start : start + len(split)].copy_(split.y)
+        self._splits = splits
+        return True
+
+    def take(self, index: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The samples of these places in each row's own data: (rows, batch, ...)."""
+        x = self.x.index_select(0, (index + self._x_at).flatten())
+        x = x.view(*index.shape, *self.x.shape[1:])
+        if self.y is None:
+            return x, None
+        y = self.y.index_select(0, (index + self._y_at).flatten())
+        return x, y.view(*index.shape, *self.y.shape[1:])
+
+    def sweep(self, num_rows: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """All places in pieces, and 1 where a row has that many samples, else 0."""
+        step = max(1, num_rows // len(self.lengths))
+        lengths = torch.tensor(self.lengths, device=self.x.device)[:, None]
+        for first in range(0, max(self.lengths), step):
+            last = min(first + step, max(self.lengths))
+            places = torch.arange(first, last, device=self.x.device)
+            inside = places < lengths
+            yield places * inside, inside.float()
+
+
+def _joined(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Different tensors one after the other, and where each begins, as a column."""
+    starts: dict[int, int] = {}
+    unique: list[Tensor] = []
+    total = 0
+    for t in tensors:
+        if id(t) not in starts:
+            starts[id(t)] = total
+            unique.append(t)
+            total += len(t)
+    at = torch.tensor([starts[id(t)] for t in tensors], device=tensors[0].device)
+    return (unique[0] if len(unique) == 1 else torch.cat(unique)), at[:, None]

@@ -1,0 +1,440 @@
+"""Stacked = one by one, exactly to float rounding; with dropout, the same distribution."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.data import Data
+from polyfed.core.model import Model
+from polyfed.core.node import Node
+from polyfed.core.phase import (
+    EarlyStop,
+    MatchOutput,
+    Optimiser,
+    PerSample,
+    Phase,
+    SquaredError,
+    cross_entropy,
+)
+from polyfed.random import ambient
+from polyfed.train import cohort, together
+from polyfed.train.cohort import CannotStackError, fit_cohort, score_cohort
+from polyfed.train.evaluate import accuracy
+from polyfed.train.loop import Fitted, fit
+from polyfed.train.together import Exam, StackWarning, Trainer, measure, remembered
+from polyfed.train.track import Job
+
+SIZES = ([24] * 4, [24, 17, 9, 30], [5, 40], [1, 8, 8])
+SETTINGS = {
+    "sgd": Optimiser(name="sgd", lr=0.1),
+    "momentum": Optimiser(name="sgd", lr=0.05, momentum=0.9, weight_decay=0.02),
+    "adam": Optimiser(name="adam", lr=0.02, weight_decay=0.01),
+    "adamw": Optimiser(name="adamw", lr=0.02, weight_decay=0.1),
+}
+
+
+class Net(nn.Module):
+    def __init__(self, dropout: float = 0.0, width: int = 6) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(5, width), nn.ReLU(), nn.Dropout(dropout))
+        self.top = nn.Linear(width, 3)
+        self.register_buffer("scale", torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.top(self.body(x)) * self.scale
+        return out
+
+
+def node(i: int, size: int, net: nn.Module | None = None, *, seed: int = 0) -> Node:
+    draw = torch.Generator().manual_seed(100 * seed + i)
+    if net is None:
+        with ambient(i):
+            net = Net()
+    splits = {"train": size, "val_es": 7 + i, "test": 11 + 3 * i}
+    data = {}
+    for name, n in splits.items():
+        x = torch.randn(n, 5, generator=draw)
+        data[name] = (x, x[:, :3].argmax(1))
+    model = Model.split(net, body="body", top=...) if isinstance(net, Net) else None
+    return Node(
+        f"N{i}",
+        Data(may_miss_classes=True, **data),
+        model or Model.split(net, all=...),
+        seed=seed,
+        memory={"goal": torch.randn(size, 6, generator=draw)},
+    )
+
+
+def nodes(sizes: list[int], make: Callable[[int], nn.Module] | None = None) -> list[Node]:
+    return [node(i, n, None if make is None else make(i)) for i, n in enumerate(sizes)]
+
+
+def phase(**settings: Any) -> Phase:
+    plain: dict[str, Any] = {"label": "p", "objective": cross_entropy, "batch": 4}
+    if not {"epochs", "steps"} & settings.keys():
+        plain["epochs"] = 3
+    return Phase(**(plain | settings))
+
+
+def both(
+    sizes: list[int], *phases: Phase, make: Callable[[int], nn.Module] | None = None
+) -> tuple[list[Node], list[Node]]:
+    """Nodes after the same phases, one by one and stacked; what was reported is the same."""
+    alone, stacked = nodes(sizes, make), nodes(sizes, make)
+    kept: cohort.Kept = {}
+    with torch.random.fork_rng(devices=[]):
+        for k, each in enumerate(phases):
+            one = [fit(n, each, "path", k) for n in alone]
+            two = fit_cohort([Job(n, each, ("path", k)) for n in stacked], kept=kept)
+            _same_reports(one, two)
+    return alone, stacked
+
+
+def _same_reports(one: list[Fitted], two: list[Fitted]) -> None:
+    for a, b in zip(one, two, strict=True):
+        assert (a.label, a.epochs, a.steps) == (b.label, b.epochs, b.steps)
+        assert a.loss == pytest.approx(b.loss, rel=1e-4, abs=1e-6, nan_ok=True)
+
+
+def check(alone: list[Node], stacked: list[Node], tolerance: float = 2e-5) -> None:
+    moved = False
+    for i, (a, b) in enumerate(zip(alone, stacked, strict=True)):
+        start = node(i, len(a.data["train"])).model.state() if isinstance(a.model.net, Net) else {}
+        for name, t in a.model.state().items():
+            torch.testing.assert_close(b.model.state()[name], t, rtol=1e-4, atol=tolerance)
+            moved |= name not in start or not torch.equal(t, start[name])
+        assert a.memory.keys() == b.memory.keys()
+        for name, t in a.memory.items():
+            torch.testing.assert_close(b.memory[name], t, rtol=1e-4, atol=tolerance)
+    assert moved
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_equals_one_by_one(sizes: list[int], settings: str) -> None:
+    check(*both(sizes, *[phase(optimiser=SETTINGS[settings])] * 2))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"parts": ("top",)},
+        {"parts": ("body",)},
+        {"batch": 1, "steps": 13, "objective": SquaredError()},
+        {"batch": 0.3},
+        {"batch": 1000},
+        {"steps": 7},
+        {"epochs": 0},
+        {"steps": 5, "walk": True},
+        {"keep": "here"},
+        {"objective": MatchOutput("body", 0.7), "target": "goal", "parts": ("body",)},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_every_kind_of_phase(sizes: list[int], settings: dict[str, Any]) -> None:
+    mild = Optimiser(name="sgd", lr=0.01, momentum=0.5, weight_decay=0.02)
+    each = phase(optimiser=mild, **settings)
+    alone, stacked = both(sizes, each, each, each)
+    if settings != {"epochs": 0}:
+        check(alone, stacked)
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("patience", [1, 2])
+def test_early_stopping_is_each_nodes_own(sizes: list[int], patience: int) -> None:
+    each = phase(
+        epochs=12, stop=EarlyStop(patience=patience), optimiser=Optimiser(name="adam", lr=0.2)
+    )
+    ends = {f.epochs for f in fit_cohort([Job(n, each, ("path", 0)) for n in nodes(sizes)])}
+    if max(sizes) > 20:
+        assert len(ends) > 1, "the case is too easy: all stop together"
+    check(*both(sizes, each, each), tolerance=1e-3)
+
+
+def test_a_node_without_the_split_trains_to_the_end() -> None:
+    each = phase(epochs=4, stop=EarlyStop(split="nowhere"))
+    check(*both([9, 17], each))
+
+
+def test_finished_nodes_do_not_move() -> None:
+    """Moments would carry a node on: rows that are done must not be written back."""
+    each = phase(epochs=2, batch=2, optimiser=SETTINGS["momentum"])
+    check(*both([4, 40], each), tolerance=1e-5)
+
+
+def test_optimiser_settings_differ_by_row() -> None:
+    sizes, kinds = [12, 12, 12, 12], [0.1, 0.01, 0.1, 0.03]
+    alone, stacked = nodes(sizes), nodes(sizes)
+    jobs = [phase(optimiser=Optimiser(name="adam", lr=lr)) for lr in kinds]
+    for n, each in zip(alone, jobs, strict=True):
+        fit(n, each, "path")
+    Trainer("always").train([Job(n, p, ("path",)) for n, p in zip(stacked, jobs, strict=True)])
+    check(alone, stacked)
+
+
+def test_data_that_rows_share_is_kept_once() -> None:
+    one = nodes([12])[0]
+    rows = [Node(f"R{i}", one.data, one.model.copy()) for i in range(3)]
+    fit_cohort([Job(r, phase(), ("path", i)) for i, r in enumerate(rows)])
+    alone = [Node(f"R{i}", one.data, one.model.copy()) for i in range(3)]
+    for i, a in enumerate(alone):
+        fit(a, phase(), "path", i)
+    for a, b in zip(alone, rows, strict=True):
+        for name, t in a.model.state().items():
+            torch.testing.assert_close(b.model.state()[name], t, rtol=1e-4, atol=1e-5)
+
+
+def test_convolutions_and_float64() -> None:
+    def make(i: int) -> nn.Module:
+        with ambient(i):
+            layers = (nn.Unflatten(1, (1, 1, 5)), nn.Conv2d(1, 2, (1, 3)), nn.ReLU(), nn.Flatten())
+            return nn.Sequential(*layers, nn.Linear(6, 3)).double()
+
+    each = phase(optimiser=SETTINGS["adam"])
+    alone, stacked = nodes([9, 12], make), nodes([9, 12], make)
+    for group in (alone, stacked):
+        for n in group:
+            n.data = Data(train=(n.data["train"].x.double(), n.data["train"].y))
+    for n in alone:
+        fit(n, each, "path")
+    fit_cohort([Job(n, each, ("path",)) for n in stacked])
+    for a, b in zip(alone, stacked, strict=True):
+        for name, t in a.model.state().items():
+            torch.testing.assert_close(b.model.state()[name], t, rtol=1e-9, atol=1e-11)
+
+
+def test_dropout_has_the_same_distribution() -> None:
+    """Means over many nodes of what one phase does; and no two rows share their noise."""
+
+    def make(_: int) -> nn.Module:
+        with ambient(0):
+            return Net(dropout=0.5, width=40)
+
+    each = phase(epochs=1, batch=8, optimiser=Optimiser(name="sgd", lr=0.5))
+    ends = []
+    for way in ("alone", "stacked"):
+        group = [node(0, 8, make(0), seed=0) for _ in range(120)]
+        for i, n in enumerate(group):
+            n.name = f"N{i}"
+        jobs = [Job(n, each, ("path",)) for n in group]
+        if way == "alone":
+            for n in group:
+                fit(n, each, "path")
+        else:
+            fit_cohort(jobs)
+        ends.append(torch.stack([n.model.state()["top.weight"] for n in group]))
+    assert len({tuple(t.flatten().tolist()) for t in ends[1]}) > 100
+    spread = ends[0].std(0) / 120**0.5
+    assert float(((ends[0].mean(0) - ends[1].mean(0)) / (2**0.5 * spread + 1e-9)).abs().max()) < 4.5
+    ratio = ends[1].std(0).mean() / ends[0].std(0).mean()
+    assert 0.9 < float(ratio) < 1.1
+
+
+def test_same_seed_same_bits() -> None:
+    each = phase(optimiser=SETTINGS["adam"])
+    ends = []
+    for _ in range(2):
+        torch.rand(3)
+        with ambient(5):
+            group = nodes([9, 12], lambda i: Net(dropout=0.3))
+        before = torch.random.get_rng_state()
+        fit_cohort([Job(n, each, ("path",)) for n in group])
+        assert torch.equal(before, torch.random.get_rng_state())
+        ends.append([t for n in group for t in n.model.state().values()])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+def test_accuracy_of_many() -> None:
+    group = nodes([5, 6, 7])
+    got = score_cohort(group, "test")
+    assert got == [accuracy(n.model, n.data["test"]) for n in group]
+    assert len(set(got)) > 1
+
+
+# ---- what is done together -----------------------------------------------------------------------
+
+
+def groups(trainer: Trainer, jobs: list[Job]) -> list[list[int]]:
+    return [sorted(g) for g in trainer._job_groups(jobs)]
+
+
+def test_only_what_is_alike_is_stacked() -> None:
+    class Scaled(Net):
+        def __init__(self, factor: float) -> None:
+            super().__init__()
+            self.factor = factor
+
+    def jobs(a: Node, b: Node, p: Phase | None = None, q: Phase | None = None) -> list[Job]:
+        return [Job(a, p or phase(), ("x",)), Job(b, q or p or phase(), ("x",))]
+
+    trainer = Trainer("always")
+    one, two = nodes([9, 12])
+    assert groups(trainer, jobs(one, two)) == [[0, 1]]
+    assert groups(Trainer("never"), jobs(one, two)) == [[0], [1]]
+    apart = [
+        jobs(one, two, phase(), phase(parts=("top",))),
+        jobs(one, two, phase(), phase(epochs=5)),
+        jobs(one, two, phase(), phase(objective=SquaredError())),
+        jobs(one, two, phase(), phase(optimiser=Optimiser(name="sgd"))),
+        jobs(one, two, phase(), phase(batch=1)),
+        jobs(one, node(1, 12, Net(width=7))),
+        jobs(one, node(1, 12, Net(dropout=0.5))),
+        jobs(node(0, 9, Scaled(1.0)), node(1, 9, Scaled(2.0))),
+        jobs(one, node(1, 12, nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)))),
+    ]
+    for pair in apart:
+        assert groups(Trainer("always"), pair) == [[0], [1]]
+    assert groups(trainer, jobs(node(0, 9, Scaled(1.0)), node(1, 9, Scaled(1.0)))) == [[0, 1]]
+
+
+def test_kept_optimisers_must_have_made_as_many_steps() -> None:
+    one, two = nodes([8, 8])
+    each = phase(keep="here", optimiser=SETTINGS["adam"])
+    fit(one, each, "before")
+    assert groups(Trainer("always"), [Job(n, each, ("x",)) for n in (one, two)]) == [[0], [1]]
+    fit(two, each, "before")
+    assert groups(Trainer("always"), [Job(n, each, ("x",)) for n in (one, two)]) == [[0, 1]]
+
+
+@dataclass(frozen=True)
+class Branching(PerSample):
+    """Control flow on data: no stack can follow it."""
+
+    def losses(self, model: Model, x: Tensor, y: Tensor | None) -> Tensor:
+        out = model(x)
+        return out.square().sum(1) if bool(out.sum() > 0) else out.abs().sum(1)
+
+
+@dataclass(frozen=True)
+class MeanOnly:
+    """A person's own objective, without `losses`."""
+
+    def __call__(self, model: Model, x: Tensor, y: Tensor | None) -> Tensor:
+        return model(x).square().mean()
+
+
+@dataclass(frozen=True)
+class Decay:
+    """A rule that is not gradient descent."""
+
+    def update(self, model: Model, x: Tensor, y: Tensor | None) -> Tensor:
+        for p in model.net.parameters():
+            p.mul_(0.9)
+        return x.mean()
+
+
+def test_what_cannot_be_stacked_is_done_one_by_one_and_said() -> None:
+    norm = [nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)) for _ in range(2)]
+    cases: list[tuple[list[Node], Phase, str]] = [
+        (nodes([9, 12]), phase(objective=Branching()), "cannot be stacked"),
+        (nodes([9, 12], lambda i: norm[i]), phase(), "BatchNorm keeps statistics"),
+        (nodes([9, 12]), phase(objective=Decay()), "a rule of its own"),
+        (nodes([9, 9]), phase(objective=MeanOnly(), stop=EarlyStop()), "no `losses`"),
+    ]
+    for group, each, why in cases:
+        alone = [replace(n, model=n.model.copy(), memory=dict(n.memory)) for n in group]
+        with torch.random.fork_rng(devices=[]):
+            for n in alone:
+                fit(n, each, "path")
+        with pytest.warns(StackWarning, match=why):
+            Trainer("always").train([Job(n, each, ("path",)) for n in group])
+        for a, b in zip(alone, group, strict=True):
+            assert all(torch.equal(t, b.model.state()[k]) for k, t in a.model.state().items())
+
+
+def test_an_objective_without_losses_needs_equal_sizes() -> None:
+    each = phase(objective=MeanOnly())
+    for sizes, expected in (([9, 12], [[0], [1]]), ([9, 9], [[0, 1]])):
+        jobs = [Job(n, each, ("x",)) for n in nodes(sizes)]
+        assert groups(Trainer("always"), jobs) == expected
+    check(*both([9, 9], each))
+
+
+def test_a_real_error_is_raised_as_it_is() -> None:
+    @dataclass(frozen=True)
+    class Broken(PerSample):
+        def losses(self, model: Model, x: Tensor, y: Tensor | None) -> Tensor:
+            raise ValueError("a mistake of its author")
+
+    jobs = [Job(n, phase(objective=Broken()), ("x",)) for n in nodes([9, 9])]
+    with pytest.raises(CannotStackError, match="a mistake"):
+        fit_cohort(jobs)
+    with (
+        pytest.raises(ValueError, match="a mistake of its author"),
+        pytest.warns(StackWarning),
+    ):
+        Trainer("always").train(jobs)
+
+
+def test_large_groups_are_cut_to_fit_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together, "_CPU_BYTES", 3000)
+    jobs = [Job(n, phase(), ("x",)) for n in nodes([9] * 7)]
+    pieces = groups(Trainer("always"), jobs)
+    assert sorted(i for piece in pieces for i in piece) == list(range(7))
+    assert 1 < max(map(len, pieces)) < 7
+
+
+def test_auto_measures_once_and_remembers(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    asked: list[int] = []
+    answer = [True]
+
+    def measured(jobs: list[Job]) -> bool:
+        asked.append(len(jobs))
+        return answer[0]
+
+    monkeypatch.setattr(together, "measure", measured)
+    jobs = [Job(n, phase(steps=60), ("x",)) for n in nodes([9, 12])]
+    assert groups(Trainer("auto"), jobs) == [[0, 1]]
+    answer[0] = False
+    assert groups(Trainer("auto"), jobs) == [[0, 1]]
+    assert asked == [2]
+    other = [Job(n, phase(steps=61), ("x",)) for n in nodes([9, 12])]
+    assert groups(Trainer("auto"), other) == [[0], [1]]
+    few = [Job(n, phase(steps=10), ("x",)) for n in nodes([9, 12])]
+    assert groups(Trainer("auto"), few) == [[0], [1]]
+    assert len(asked) == 2
+
+
+def test_a_measurement_changes_nothing() -> None:
+    group = nodes([9, 12])
+    before = [n.model.state() for n in group]
+    assert measure([Job(n, phase(), ("x",)) for n in group]) in (True, False)
+    for n, state in zip(group, before, strict=True):
+        assert all(torch.equal(t, n.model.state()[k]) for k, t in state.items())
+
+
+def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert remembered("question", lambda: True) is True
+
+
+def test_exams_follow_the_training() -> None:
+    trainer, group = Trainer("always"), nodes([9, 12, 8])
+    exams = [Exam(n) for n in group]
+    assert [len(g) for g in trainer._exam_groups(exams)] == [1, 1, 1]
+    trainer.train([Job(n, phase(), ("x",)) for n in group])
+    group[2].score = lambda model, split: 0.25
+    assert sorted(len(g) for g in trainer._exam_groups(exams)) == [1, 2]
+    assert [d.result for d in trainer.examine(exams)] == [
+        accuracy(group[0].model, group[0].data["test"]),
+        accuracy(group[1].model, group[1].data["test"]),
+        0.25,
+    ]
+
+
+@pytest.fixture(autouse=True)
+def _no_other_warnings() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("always", StackWarning)
+        yield
