@@ -101,6 +101,15 @@ def test_the_loop_trains_on_batches_of_the_phase(n: int, batch: float, sizes: li
     assert done.steps == len(sizes)
 
 
+def test_a_short_last_batch_can_be_left_out() -> None:
+    seen, done = _batches(_node(10), epochs=2, drop_last=True)
+    assert [len(batch) for batch in seen] == [4, 4, 4, 4]
+    assert (done.epochs, done.steps) == (2, 4)
+    seen, _ = _batches(_node(3), batch=8, drop_last=True)
+    assert [len(batch) for batch in seen] == [3]
+
+
+
 def test_an_epoch_sees_every_sample_once_in_a_new_order() -> None:
     seen, done = _batches(_node(10), epochs=3)
     epochs = [_joined(seen[i : i + 3]) for i in (0, 3, 6)]

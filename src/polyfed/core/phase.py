@@ -184,6 +184,7 @@ class Phase:
         epochs: passes over the split, or
         steps: optimiser steps, whichever is given.
         batch: samples in a batch, or, below 1, the share of the split.
+        drop_last: leave a last batch out that is smaller than the others.
         optimiser: made afresh for the phase, unless
         keep: names what stays of it at the node, for the next phase that keeps the same.
         walk: go on through the data where the last walk stopped, instead of shuffling anew.
@@ -198,6 +199,7 @@ class Phase:
     epochs: int | None = None
     steps: int | None = None
     batch: float = 32
+    drop_last: bool = False
     optimiser: Optimiser = Optimiser()
     keep: str | None = None
     walk: bool = False

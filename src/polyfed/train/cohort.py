@@ -27,7 +27,7 @@ from polyfed.core.phase import Optimiser
 from polyfed.random import ambient
 from polyfed.train.evaluate import rows_per_batch
 from polyfed.train.loop import Fitted, training_split
-from polyfed.train.track import Job, Pool, Tensors, Track
+from polyfed.train.track import Job, Losses, Pool, Tensors, Track
 
 _TABLE = 1 << 22  # batch indices prepared at a time
 _WARM = 3  # real steps before a CUDA graph is captured
@@ -133,7 +133,7 @@ class _Cohort:
             self.optimisers.reset()
             for name, t in {**self.moving, **self.resting}.items():
                 rows = list(t.detach().unbind(0))
-                torch._foreach_copy_(rows, [own[name].detach() for own in self.owned])
+                torch._foreach_copy_(rows, [own[name] for own in self.owned])
         if self.stepper is not None and not self.stepper.begin(self.rows):
             self.stepper = None
 
@@ -185,7 +185,7 @@ class _Cohort:
         rows = self._rows_of(done)
         for name in self.names:
             kept = self.moving[name].detach().unbind(0)
-            targets = [self.owned[row][name].detach() for row in rows]
+            targets = [self.owned[row][name] for row in rows]
             sources = [
                 track.best[name] if track.best else kept[row]
                 for track, row in zip(done, rows, strict=True)
@@ -243,10 +243,10 @@ class _Stepper:
         while steps > 0:
             count = min(steps, self.capacity)
             self._run(self._fill(count))
-            losses = self.losses[:, :count].clone()
+            losses = Losses(self.losses[:, :count].clone())
             for row, track in enumerate(self.tracks):
                 if not track.is_done:
-                    track.add(losses[row])
+                    track.add(losses, row)
             steps -= count
 
     def _fill(self, count: int) -> list[int]:
@@ -473,11 +473,12 @@ class _Optimisers:
 
 def _tensors(node: Node) -> Tensors:
     """All parameters and buffers of a node, also buffers that are not stored."""
-    return {**dict(node.model.net.named_parameters()), **dict(node.model.net.named_buffers())}
+    net = node.model.net
+    return {name: t.detach() for name, t in (*net.named_parameters(), *net.named_buffers())}
 
 
 def _stacked(owned: Sequence[Tensors]) -> Tensors:
-    return {name: torch.stack([own[name].detach() for own in owned]) for name in owned[0]}
+    return {name: torch.stack([own[name] for own in owned]) for name in owned[0]}
 
 
 def _copy(target: Tensor, source: Tensor) -> None:

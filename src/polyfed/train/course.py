@@ -37,6 +37,8 @@ class Course:
     ) -> None:
         self.node, self.phase, self.num_examples, self.path = node, phase, num_examples, path
         self.sizes = batch_sizes(num_examples, phase.batch_size(num_examples), pairs=pairs)
+        if phase.drop_last and self.sizes[-1] < self.sizes[0]:
+            self.sizes.pop()
         self.steps = phase.steps if phase.epochs is None else phase.epochs * len(self.sizes)
 
     @property

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from polyfed.core.data import Split
 from polyfed.core.node import Node
 from polyfed.core.phase import Phase
 from polyfed.train.course import Course
-from polyfed.train.loop import Fitted, Watch, mean_of, training_split
+from polyfed.train.loop import Fitted, Watch, training_split
 
 Tensors = dict[str, Tensor]
 
@@ -41,7 +45,7 @@ class Track:
         self._epochs = iter(self.course)
         self._order, self._sizes = torch.empty(0, dtype=torch.int64), list[int]()
         self._num_epochs = self._taken = self._done = self._epoch_start = 0
-        self._losses: list[tuple[int, Tensor]] = []
+        self._losses: list[tuple[int, Losses, int]] = []
         self._epoch_sizes: list[int] = []
         if self.watch is not None and self.steps_left:
             self._next_epoch()
@@ -64,12 +68,12 @@ class Track:
             sizes += cut
         return orders[0] if len(orders) == 1 else torch.cat(orders), sizes
 
-    def add(self, losses: Tensor) -> None:
-        """What the steps that were taken came to."""
-        kept = [(at, each) for at, each in self._losses if at + len(each) > self._epoch_start]
-        self._losses = [*kept, (self._done, losses)]
-        self._done += len(losses)
-        self.steps_left -= len(losses)
+    def add(self, losses: Losses, row: int) -> None:
+        """What the steps that were taken came to, in this row."""
+        kept = [each for each in self._losses if each[0] + each[1].count > self._epoch_start]
+        self._losses = [*kept, (self._done, losses, row)]
+        self._done += losses.count
+        self.steps_left -= losses.count
 
     def judge(self, loss: float, state: Tensors) -> None:
         """The end of an epoch: its held-out loss, and where the row stands."""
@@ -88,15 +92,31 @@ class Track:
 
     def fitted(self) -> Fitted:
         """What the phase came to."""
-        losses = [each[max(0, self._epoch_start - at) :] for at, each in self._losses]
-        values = list(torch.cat(losses).unbind()) if losses else []
-        mean = mean_of(values, self._epoch_sizes)
+        values = [
+            losses.values[row, max(0, self._epoch_start - at) :] for at, losses, row in self._losses
+        ]
+        sizes = np.asarray(self._epoch_sizes, dtype=np.float64)
+        mean = float(np.concatenate(values) @ sizes / sizes.sum()) if values else math.nan
         return Fitted(self.job.phase.label, mean, self._num_epochs, self._done)
 
     def _next_epoch(self) -> None:
         self._order, self._sizes = next(self._epochs)
         self._epoch_sizes, self._epoch_start = self._sizes, self._taken
         self._num_epochs += 1
+
+
+class Losses:
+    """The losses of some steps of all rows; they leave the device when they are asked for."""
+
+    def __init__(self, losses: Tensor) -> None:
+        self.count = losses.shape[1]
+        self._losses = losses
+
+    @cached_property
+    def values(self) -> NDArray[np.float64]:
+        """As numbers: (rows, steps)."""
+        values: NDArray[np.float64] = self._losses.double().cpu().numpy()
+        return values
 
 
 class Pool:
