@@ -132,10 +132,16 @@ class Model:
         wanted = set(self.names(*parts))
         return [p for name, p in self.net.named_parameters() if name in wanted]
 
-    def state(self, *parts: str) -> dict[str, Tensor]:
-        """A copy of the parameters and buffers of these parts (of all, if none is given)."""
+    def state(self, *parts: str, copied: bool = True) -> dict[str, Tensor]:
+        """The parameters and buffers of these parts (of all, if none is given).
+
+        Args:
+            parts: names of parts.
+            copied: a copy; else the tensors themselves, for those who only read them at once.
+        """
         everything = self.net.state_dict()
-        return {name: everything[name].detach().clone() for name in self.names(*parts)}
+        chosen = {name: everything[name].detach() for name in self.names(*parts)}
+        return {name: t.clone() for name, t in chosen.items()} if copied else chosen
 
     def spec(self, *parts: str) -> Spec:
         """Names, shapes and dtypes of what `state` returns."""

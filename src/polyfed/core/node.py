@@ -59,9 +59,18 @@ class Node:
         for name in self.recall(group):
             del self.memory[f"{group}/{name}"]
 
-    def working_copy(self, seed: int, device: torch.device, moved: dict[int, Tensor]) -> Node:
-        """A node for one run: own model and memory, the same data, on the run's device."""
-        model = self.model.copy()
+    def working_copy(
+        self, seed: int, device: torch.device, moved: dict[int, Tensor], *, owned: bool = False
+    ) -> Node:
+        """A node for one run: own model and memory, the same data, on the run's device.
+
+        Args:
+            seed: of the run.
+            device: of the run.
+            moved: tensors that other nodes have on the device; grows.
+            owned: nobody else uses this node, so its model need not be copied.
+        """
+        model = self.model if owned else self.model.copy()
         model.net.to(device)
         return Node(
             self.name,

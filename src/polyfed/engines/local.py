@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -88,20 +88,22 @@ class LocalEngine:
         recorder: Recorder,
         progress: Progress,
         moved: dict[int, Tensor] | None = None,
+        *,
+        owned: bool = False,
     ) -> None:
         hubs = [n for n in nodes if method.hub_trains and n.name in topology.places]
         parties = [n for n in nodes if not any(n is hub for hub in hubs)]
-        check_federation(parties)
+        check_federation([*parties, *(hub for hub in hubs if "train" in hub.data)])
         _check_names([n.name for n in parties], topology, settings)
         self._faults = Faults.parse(settings.fail or "", [n.name for n in parties])
-        prepared = method.prepare(parties)
-        method.check(prepared)
+        prepared = method.prepare([replace(n, seed=settings.seed) for n in parties])
+        method.check([*prepared, *hubs])
         device, moved = torch_device(settings.device), {} if moved is None else moved
         seed = settings.seed
         self.method, self.settings = method, settings
         self.recorder, self.progress = recorder, progress
         self.nodes = {
-            n.name: n.working_copy(seed, device, moved)
+            n.name: n.working_copy(seed, device, moved, owned=owned)
             for n in sorted(prepared, key=lambda n: n.name)
         }
         self.topology = topology.joined(seed, self.nodes, method.topics(prepared))

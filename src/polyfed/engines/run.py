@@ -156,8 +156,10 @@ def _begin(
     moved: dict[int, Any],
 ) -> LocalEngine:
     chosen = _topology(method, topology)
+    owned = nodes is None and isinstance(task, Task)
     nodes = _federation(task, settings.seed) if nodes is None else nodes
-    engine = LocalEngine(method, nodes, chosen, settings, Recorder.in_memory(), progress, moved)
+    recorder = Recorder.in_memory()
+    engine = LocalEngine(method, nodes, chosen, settings, recorder, progress, moved, owned=owned)
     if folder is not None:
         engine.recorder = Recorder.create(Path(folder), _config(method, task, chosen, settings))
     return engine

@@ -55,6 +55,8 @@ class ImageTask(Task):
             permute:8,9@7.
         num_nodes: number of nodes, where the partition leaves it open.
         public: share of all images set aside without labels, where the partition is not fedlinked.
+        public_share: share of the public images that is used.
+        label_public: nodes also train on the public images of their own classes, with labels.
         heads: an output for every class (whole networks can be averaged) or for own classes.
         relu: a ReLU after the representation.
     """
@@ -67,12 +69,15 @@ class ImageTask(Task):
     partition: str = FEDLINKED
     num_nodes: int = 3
     public: float = 0.1
+    public_share: float = 1.0
+    label_public: bool = False
     heads: Literal["own", "all"] = "own"
     relu: bool = False
 
     def __post_init__(self) -> None:
         check.at_least(self, "num_nodes", 1)
         check.between(self, "public", 0, 0.9)
+        check.between(self, "public_share", 0, 1)
         if self.partition != FEDLINKED:
             parse(self.partition)
 
@@ -121,10 +126,12 @@ class ImageTask(Task):
         *,
         may_miss: bool = False,
     ) -> list[Node]:
-        common = self._pixels(images, public) if len(public) else None
+        used = public[: round(self.public_share * len(public))]
+        common = self._pixels(images, used) if len(used) else None
         names = node_names(len(splits))
         nodes = []
-        for k, (name, split) in enumerate(zip(names, splits, strict=True)):
+        for k, (name, given) in enumerate(zip(names, splits, strict=True)):
+            split = {**given, "train": self._with_public(images, given["train"], public)}
             labels = {n: relabel(k, images.y[self._fewer(i)]) for n, i in split.items()}
             held = torch.cat([*labels.values()]).unique()
             own = held if self.heads == "own" else torch.arange(len(images.classes))
@@ -138,6 +145,12 @@ class ImageTask(Task):
             data = Data(may_miss_classes=may_miss or self.quick, public=common, **pairs)
             nodes.append(Node(name, data, self.network(seed, name, make), classes))
         return nodes
+
+    def _with_public(self, images: Images, train: Tensor, public: Tensor) -> Tensor:
+        """The training images and, if wanted, the public ones of their classes."""
+        if not self.label_public:
+            return train
+        return torch.cat([train, public[torch.isin(images.y[public], images.y[train])]])
 
     def _pixels(self, images: Images, index: Tensor) -> Tensor:
         return images.x[self._fewer(index)].float() / 127.5 - 1

@@ -105,6 +105,7 @@ def _stepper(
         return loss.detach()
 
     def keep() -> None:
+        optimiser.zero_grad()  # gradients of thousands of nodes are not worth their memory
         if phase.keep is not None:
             store_kept(node, phase.keep, optimiser, _names_of(model, parameters))
 

@@ -1,0 +1,149 @@
+"""`reproduce`: run an experiment, judge it, write it down.
+
+OUT/runs/                          the run folders, shared by experiments (see `runner`)
+OUT/NAME/summary.json              the figures of every cell and seed, and how they came about
+OUT/NAME/page.md, plot.svg, .png   made from the summary; --quick has NAME-quick
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from polyfed.engines.run import Run, plain
+from polyfed.errors import ConfigError, RunError
+from polyfed.experiments import plot
+from polyfed.experiments.experiment import Cell, Experiment
+from polyfed.experiments.page import page
+from polyfed.experiments.results import FORMAT, Results, folder_of
+from polyfed.experiments.runner import ORIGIN, options_of, run_cells
+from polyfed.record.files import write_text
+
+
+def reproduce(
+    experiment: Experiment,
+    *,
+    data: Path | None = None,
+    out: Path = Path("results"),
+    quick: bool = False,
+    seeds: Sequence[int] | None = None,
+    rounds: int | None = None,
+    device: str = "cpu",
+    progress: bool | None = None,
+) -> Results:
+    """Run an experiment, judge it, and write its summary, page and plot.
+
+    Args:
+        experiment: which.
+        data: folder with the published files.
+        out: where to write.
+        quick: the small version, which says what it scaled.
+        seeds: which; None takes as many as the experiment asks for.
+        rounds: so many for every method, instead of the paper's.
+        device: cpu, cuda, cuda:0, ...
+        progress: True, False, None for terminals only.
+    """
+    if experiment.cannot:
+        raise ConfigError(f"{experiment.name} cannot be run: {experiment.cannot}")
+    if rounds is not None and rounds < 1:
+        raise ConfigError(f"rounds must be >= 1, got {rounds}.")
+    wanted = experiment.quick.seeds if quick else experiment.seeds
+    chosen = list(range(wanted)) if seeds is None else list(seeds)
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise ConfigError("seeds: name at least one, and none twice.")
+    cells = experiment.scaled(quick=quick, rounds=rounds)
+    runs = run_cells(
+        cells,
+        chosen,
+        out / "runs",
+        data=data,
+        device=device,
+        evaluate_every=experiment.evaluate_every,
+        progress=progress,
+    )
+    every = [r for each in runs for r in each]
+    summary = {
+        "format": FORMAT,
+        "experiment": experiment.name,
+        "command": _command(experiment.name, cells, chosen, quick, rounds, device),
+        "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
+        "commit": "unknown",
+        "device": device,
+        **_together(every, ORIGIN),
+        "environment": _together(every, "environment.json"),
+        "quick": quick,
+        "changed": experiment.changes(cells, len(chosen), quick=quick),
+        "seeds": chosen,
+        "cells": [_entry(experiment, c, each) for c, each in zip(cells, runs, strict=True)],
+    }
+    return write(Results(experiment, summary), folder_of(experiment, out, quick))
+
+
+def write(results: Results, folder: Path) -> Results:
+    """Write the summary, the page and, where matplotlib is installed, the plots."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"could not make {folder}: {error.strerror or error}.") from error
+    text = json.dumps(results.summary, indent=1, ensure_ascii=False)
+    write_text(folder / "summary.json", text + "\n")
+    write_text(folder / "page.md", page(results))
+    if plot.is_available():
+        plot.draw(results, folder / "plot.svg", folder / "plot.png")
+    return results
+
+
+def _entry(experiment: Experiment, cell: Cell, runs: Sequence[Run]) -> dict[str, Any]:
+    method, task = cell.make()
+    by_seed = [experiment.figures(r) for r in runs]
+    return {
+        "panel": cell.panel,
+        "series": cell.series,
+        "x": cell.x,
+        "method": method.name,
+        "options": plain(method),
+        "task": task.name,
+        "task_options": options_of(task),
+        "figures": {name: [f[name] for f in by_seed] for name in by_seed[0]},
+        "seconds": [round(r.seconds, 2) for r in runs],
+        "bytes_sent_per_node": [
+            statistics.fmean([r.ledger.bytes_sent(n) for n in r.accuracy] or [0]) for r in runs
+        ],
+    }
+
+
+def _command(
+    name: str,
+    cells: Sequence[Cell],
+    seeds: Sequence[int],
+    quick: bool,
+    rounds: int | None,
+    device: str,
+) -> str:
+    needs_data = any(cell.make()[1].needs_data for cell in cells)
+    which = ",".join(map(str, seeds)) + ("," if len(seeds) == 1 else "")
+    counted = seeds == list(range(len(seeds)))
+    parts = [
+        f"polyfed reproduce {name}",
+        "--data DIR" * needs_data,
+        "--quick" * quick,
+        f"--seeds {len(seeds) if counted else which}",
+        f"--rounds {rounds}" if rounds else "",
+        f"--device {device}",
+    ]
+    return " ".join(filter(None, parts))
+
+
+def _together(runs: Sequence[Run], name: str) -> dict[str, str]:
+    """A small JSON file of the runs; where they differ, all that it says."""
+    found: dict[str, dict[str, None]] = {}
+    for each in runs:
+        path = (each.folder or Path()) / name
+        said = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        for key, value in said.items():
+            found.setdefault(key, {})[value] = None
+    return {key: " and ".join(values) for key, values in found.items()}

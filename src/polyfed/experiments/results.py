@@ -1,0 +1,198 @@
+"""Results: the figures of an experiment that was run, and its verdicts, all from `summary.json`."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from polyfed import experiments
+from polyfed.errors import RunError
+from polyfed.experiments.experiment import Claim, Experiment, Ref
+from polyfed.experiments.verdict import (
+    Comparison,
+    Ordering,
+    Spread,
+    Word,
+    compare,
+    order,
+    summarise,
+)
+
+FORMAT = 1
+Point = float | str
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Figures in rows and columns: `rows[point][series]` are the values of every seed."""
+
+    panel: str
+    figure: str
+    series: Sequence[str]
+    rows: Mapping[Point, Mapping[str, Sequence[float]]]
+
+
+@dataclass(frozen=True)
+class Results:
+    """An experiment and its summary."""
+
+    experiment: Experiment
+    summary: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: Path) -> Results:
+        """Read a `summary.json`."""
+        try:
+            summary = json.loads(path.read_text(encoding="utf-8"))
+            found = summary["format"]
+        except OSError as error:
+            raise RunError(f"could not read {path}: {error.strerror or error}.") from error
+        except (ValueError, TypeError, KeyError) as error:
+            raise RunError(f"{path} is not the summary of an experiment.") from error
+        if found != FORMAT:
+            raise RunError(f"{path} has format {found}, this polyfed reads {FORMAT}.")
+        return cls(experiments.load(summary["experiment"]), summary)
+
+    @property
+    def panels(self) -> list[str]:
+        """The panels that were run."""
+        return list(dict.fromkeys(cell["panel"] for cell in self.summary["cells"]))
+
+    def values(self, ref: Ref) -> list[float] | None:
+        """The figure with every seed, the mean over points without x; None if it was not run."""
+        here = [
+            cell["figures"][ref.figure]
+            for cell in self.summary["cells"]
+            if (cell["panel"], cell["series"]) == (ref.panel, ref.series)
+            and ref.x in (None, cell["x"])
+            and ref.figure in cell["figures"]
+        ]
+        return [statistics.fmean(v) for v in zip(*here, strict=True)] if here else None
+
+    def spread(self, values: Sequence[float]) -> Spread:
+        """Centre and spread over seeds, by the experiment's statistic."""
+        return summarise(values, self.experiment.statistic)
+
+    def comparisons(self) -> dict[Ref, Comparison]:
+        """Our numbers beside the paper's, those that were run."""
+        ours = {ref: self.values(ref) for ref in self.experiment.published}
+        published = self.experiment.published
+        return {ref: compare(v, published[ref]) for ref, v in ours.items() if v is not None}
+
+    def orderings(self) -> dict[Claim, Ordering]:
+        """The paper's orderings put to the test."""
+        return {claim: self._order(claim) for claim in self.experiment.claims}
+
+    def _order(self, claim: Claim) -> Ordering:
+        left, right = self.values(claim.left), self.values(claim.right)
+        if left is None or right is None:
+            return Ordering("not run")
+        return order(left, right, claim.relation, claim.margin)
+
+    def words(self) -> list[Word]:
+        """All verdicts."""
+        numbers = [each.word for each in self.comparisons().values()]
+        return numbers + [each.word for each in self.orderings().values()]
+
+    @property
+    def state(self) -> str:
+        """The experiment in a word: reproduced, differs, undecided, or partly (what was changed).
+
+        Partly goes before the others: a smaller setting cannot reproduce or refute the paper.
+        """
+        if self.summary["changed"]:
+            return f"partly ({'; '.join(self.summary['changed'])})"
+        words = set(self.words())
+        if words & {"differs", "does not hold"}:
+            return "differs"
+        return "reproduced" if words and words <= {"agrees", "holds"} else "undecided"
+
+    def tally(self) -> str:
+        """How many verdicts of each kind."""
+        words = self.words()
+        kinds: list[Word] = [
+            "agrees",
+            "holds",
+            "undecided",
+            "differs",
+            "does not hold",
+            "not run",
+        ]
+        return ", ".join(f"{w} {words.count(w)}" for w in kinds if w in words) or "nothing to judge"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The summary and the verdicts, for machines."""
+        published = self.experiment.published
+        numbers = [
+            {"figure": str(ref), "paper": published[ref], **_finite(asdict(each))}
+            for ref, each in self.comparisons().items()
+        ]
+        orderings = [
+            {"claim": str(claim), **_finite(asdict(each))}
+            for claim, each in self.orderings().items()
+        ]
+        return {**self.summary, "state": self.state, "numbers": numbers, "orderings": orderings}
+
+    def grids(self) -> list[Grid]:
+        """Everything that was measured: one grid a panel, or a panel and figure of a sweep.
+
+        In a sweep the points are rows, and a cell without a point is a row of its own; elsewhere
+        the figures are.
+        """
+        cells = self.summary["cells"]
+        is_sweep = any(cell["x"] is not None for cell in cells)
+        figures = list(dict.fromkeys(name for cell in cells for name in cell["figures"]))
+        return [
+            self._grid(panel, figure)
+            for panel in self.panels
+            for figure in (figures if is_sweep else [""])
+        ]
+
+    def _grid(self, panel: str, figure: str) -> Grid:
+        """The grid of a figure of a sweep, or, without one, of all figures."""
+        rows: dict[Point, dict[str, Sequence[float]]] = {}
+        here = [cell for cell in self.summary["cells"] if cell["panel"] == panel]
+        for cell in here:
+            for name, values in cell["figures"].items():
+                if figure in ("", name):
+                    x = ("all" if cell["x"] is None else cell["x"]) if figure else name
+                    rows.setdefault(x, {})[cell["series"]] = values
+        series = list(dict.fromkeys(cell["series"] for cell in here))
+        return Grid(panel, figure, series, rows)
+
+
+def folder_of(experiment: Experiment, out: Path, quick: bool = False) -> Path:
+    """Where the summary, page and plots of an experiment are."""
+    return out / (experiment.name + "-quick" * quick)
+
+
+def state_of(experiment: Experiment, out: Path) -> str:
+    """Where an experiment stands in a folder of results: not run, cannot (why), or as judged."""
+    if experiment.cannot:
+        return f"cannot ({experiment.cannot.rstrip('.')})"
+    path = folder_of(experiment, out) / "summary.json"
+    return Results.read(path).state if path.exists() else "not run"
+
+
+def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has neither NaN nor infinity: they become null."""
+    return {
+        k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()
+    }
+
+
+def shown(spread: Spread, statistic: str, digits: int = 3) -> str:
+    """A figure over seeds as a person reads it.
+
+    >>> shown(Spread(0.5, 0.4, 0.6), "mean"), shown(Spread(0.5, 0.4, 0.6), "median", 1)
+    ('0.500 ± 0.100', '0.5 (0.4–0.6)')
+    """
+    centre, low, high = (f"{v:.{digits}f}" for v in (spread.centre, spread.low, spread.high))
+    if statistic == "median":
+        return f"{centre} ({low}–{high})"
+    return f"{centre} ± {spread.high - spread.centre:.{digits}f}"

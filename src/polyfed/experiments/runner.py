@@ -1,0 +1,176 @@
+"""`run_cells`: all cells of an experiment with all seeds, each in a run folder.
+
+    FOLDER/TASK-METHOD-KEY/seed-N
+
+The key is a digest of the settings: equal settings share their runs, whichever experiment asks for
+them, and other settings never meet. What was interrupted goes on when it is asked for again:
+finished runs are read, a run in the middle goes on from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from polyfed.core.method import Method
+from polyfed.core.node import Node
+from polyfed.engines.progress import Progress, suited
+from polyfed.engines.run import Run, check_run, plain, resume, run
+from polyfed.experiments.experiment import Cell
+from polyfed.record.files import write_text
+from polyfed.record.recorder import read_result
+from polyfed.tasks import Task
+
+COMMIT_VARIABLE = "POLYFED_COMMIT"  # names the commit where there is a copy without its history
+ORIGIN = "origin.json"  # in a run folder: by which commit and on which device it was run
+
+
+@dataclass(frozen=True)
+class _Job:
+    label: str
+    method: Method
+    task: Task
+    seed: int
+    folder: Path
+
+    @property
+    def is_done(self) -> bool:
+        return read_result(self.folder) is not None
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    seeds: Sequence[int],
+    folder: Path,
+    *,
+    data: Path | None = None,
+    device: str = "cpu",
+    evaluate_every: int = 1,
+    progress: bool | None = None,
+) -> list[list[Run]]:
+    """Run every cell with every seed: `found[i][j]` is of cells[i] with seeds[j].
+
+    Finished runs are only read, without the task's files; everything else is checked before the
+    first step of training.
+
+    Args:
+        cells: what to run.
+        seeds: with which seeds.
+        folder: where the run folders are.
+        data: folder with published files, for tasks that read them.
+        device: cpu, cuda, cuda:0, ...
+        evaluate_every: rounds between evaluations.
+        progress: True, False, None for terminals only.
+    """
+    settings: dict[str, Any] = {"device": device, "evaluate_every": evaluate_every}
+    jobs = _jobs(cells, seeds, folder, data, settings)
+    left = {job.folder: job for job in jobs if not job.is_done}  # equal cells are one
+    _check(list(left.values()), settings)
+    done = 0
+    for _, group in groupby(sorted(left.values(), key=_federation), key=_federation):
+        alike = list(group)
+        nodes = alike[0].task.nodes(alike[0].seed)
+        for job in alike:
+            done += 1
+            shown = suited(progress)
+            shown.title = f"{done}/{len(left)} {job.label} seed {job.seed}"
+            _one(job, nodes, settings, shown)
+            _close(job, device)
+    found = [Run.open(job.folder) for job in jobs]
+    return [found[i : i + len(seeds)] for i in range(0, len(found), len(seeds))]
+
+
+def _jobs(
+    cells: Sequence[Cell],
+    seeds: Sequence[int],
+    folder: Path,
+    data: Path | None,
+    settings: dict[str, Any],
+) -> list[_Job]:
+    jobs = []
+    for cell in cells:
+        method, task = cell.make(data)
+        place = folder / _key(method, task, settings)
+        jobs += [_Job(cell.label, method, task, s, place / f"seed-{s}") for s in seeds]
+    return jobs
+
+
+def _key(method: Method, task: Task, settings: dict[str, Any]) -> str:
+    """A folder name for everything that has a bearing on the numbers but the seed."""
+    every = settings["evaluate_every"]
+    kind = str(settings["device"]).partition(":")[0]
+    said = json.dumps([plain(method), options_of(task), kind, every], sort_keys=True)
+    digest = hashlib.blake2b(said.encode(), digest_size=5).hexdigest()
+    return f"{task.name}-{method.name}-{digest}"
+
+
+def options_of(task: Task) -> dict[str, Any]:
+    """The task's options, without the folder where its files happen to be."""
+    return {name: value for name, value in plain(task).items() if name != "data"}
+
+
+def _federation(job: _Job) -> tuple[int, str]:
+    return job.seed, repr(job.task)
+
+
+def _check(jobs: Sequence[_Job], settings: dict[str, Any]) -> None:
+    """Raise what a run of any setting would raise before it trains."""
+    settings_once = {job.folder.parent: job for job in reversed(jobs)}.values()
+    for _, group in groupby(sorted(settings_once, key=_federation), key=_federation):
+        alike = list(group)
+        nodes = alike[0].task.nodes(alike[0].seed)
+        for job in alike:
+            check_run(job.method, nodes, **settings)
+
+
+def _one(job: _Job, nodes: Sequence[Node], settings: dict[str, Any], shown: Progress) -> None:
+    if (job.folder / "config.yaml").exists():
+        resume(job.folder, method=job.method, nodes=nodes, progress=shown)
+    else:
+        run(
+            job.method,
+            job.task,
+            nodes=nodes,
+            seed=job.seed,
+            folder=job.folder,
+            progress=shown,
+            **settings,
+        )
+
+
+def _close(job: _Job, device: str) -> None:
+    """Note where a finished run comes from; its checkpoints have served, and hundreds are large."""
+    origin = {"commit": commit(), "device": _device(device)}
+    write_text(job.folder / ORIGIN, json.dumps(origin) + "\n")
+    shutil.rmtree(job.folder / "checkpoints")
+
+
+def _device(name: str) -> str:
+    """The device, with the name its maker gives it where it has one."""
+    import torch
+
+    return f"{name}, {torch.cuda.get_device_name(name)}" if name.startswith("cuda") else name
+
+
+def commit() -> str:
+    """The commit of this polyfed, marked if files were changed since; unknown outside git."""
+    ask = ["git", "-C", str(Path(__file__).parents[1])]
+    known = _said([*ask, "ls-files", "--error-unmatch", "__init__.py"])  # ours, not one around us
+    said = _said([*ask, "describe", "--always", "--dirty", "--exclude=*"]) if known else ""
+    return said or os.environ.get(COMMIT_VARIABLE) or "unknown"
+
+
+def _said(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:  # no git here
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

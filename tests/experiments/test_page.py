@@ -1,0 +1,198 @@
+"""Pages and verdicts are made from a summary alone, and always the same."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyfed.errors import RunError, UnknownNameError
+from polyfed.experiments.experiment import Claim, Experiment, Ref
+from polyfed.experiments.page import page, tables, terminal
+from polyfed.experiments.results import Results, state_of
+
+Make = Callable[..., Results]
+UP = [0.61, 0.62, 0.63, 0.64, 0.65]
+DOWN = [0.51, 0.52, 0.53, 0.54, 0.55]
+TWO = {("", "a", None): {"accuracy": UP}, ("", "b", None): {"accuracy": DOWN}}
+SWEPT = {
+    ("", "a", 1.0): {"accuracy": UP},
+    ("", "a", 2.0): {"accuracy": DOWN},
+    ("", "b", 1.0): {"accuracy": [0.6] * 5},
+    ("", "flat", None): {"accuracy": [0.7] * 5},
+}
+
+
+def test_the_page_of_a_summary_is_the_page_that_was_written(whole: Path) -> None:
+    folder = whole / "tiny-table"
+    again = page(Results.read(folder / "summary.json"))
+    assert again == (folder / "page.md").read_text(encoding="utf-8")
+
+
+def test_a_page_has_everything(results: Make) -> None:
+    made = results(
+        TWO,
+        title="Made of two",
+        paper="Nobody 2026, Table 1",
+        published={Ref("a"): "0.63 ± 0.01", Ref("b"): "0.80 ± 0.01"},
+        claims=[Claim(Ref("a"), ">", Ref("b"))],
+        notes=["A reading."],
+    )
+    lines = page(made).splitlines()
+    assert lines[0] == "# Made of two"
+    assert "Nobody 2026, Table 1. Experiment `made`." in lines
+    assert "**Differs**: agrees 1, holds 1, differs 1." in lines
+    assert "In the paper's setting." in lines
+    assert "![Made of two](plot.svg)" in lines
+    assert "| a | 0.630 ± 0.016 | 0.63 ± 0.01 | +0.000 | +0.0 | agrees |" in lines
+    assert "| b | 0.530 ± 0.016 | 0.80 ± 0.01 | -0.270 | -14.2 | differs |" in lines
+    assert "| a above b | holds | +0.1000 | 5 of 5 | 0.031 | 1.000 |" in lines
+    assert "- A reading." in lines
+    assert "- `polyfed reproduce made`" in lines
+    assert "- commit abc1234; polyfed 1, torch 1, python 1, numpy 1" in lines
+    assert "- 5 seeds: 0, 1, 2, 3, 4" in lines
+    assert "| a | 1.0 | 2.0 kB |" in lines
+    text = page(made)
+    assert "At most 1: agrees. More than 2: differs." in text
+    assert "Wilcoxon signed-rank" in text
+    assert "Measured" not in text  # everything stands beside the paper's numbers
+
+
+def test_what_has_no_printed_number_is_listed(results: Make) -> None:
+    made = results(TWO, published={Ref("a"): "0.63"})
+    titles = [title for title, _, _ in tables(made)]
+    assert titles == [
+        "Ours beside the paper's numbers",
+        "Measured (mean ± standard deviation over seeds)",
+    ]
+    assert tables(made)[1][2] == [["accuracy", "0.630 ± 0.016", "0.530 ± 0.016"]]
+
+
+def test_a_sweep_has_points_in_rows_and_series_in_columns(results: Make) -> None:
+    (title, columns, rows), *more = tables(results(SWEPT, statistic="median"))
+    assert more == []
+    assert title == (
+        "Measured: accuracy (median over seeds, in brackets the 40th and 60th percentiles)"
+    )
+    assert columns == ["", "a", "b", "flat"]
+    assert rows == [
+        ["1", "0.630 (0.626–0.634)", "0.600 (0.600–0.600)", "-"],
+        ["2", "0.530 (0.526–0.534)", "-", "-"],
+        ["all", "-", "-", "0.700 (0.700–0.700)"],
+    ]
+
+
+def test_panels_and_figures_of_a_sweep_have_tables_of_their_own(results: Make) -> None:
+    both = {"accuracy": UP, "loss": DOWN}
+    made = results({("P", "a", 1.0): both, ("Q", "a", 1.0): both})
+    titles = [title.partition(" (")[0] for title, _, _ in tables(made)]
+    assert titles == [
+        "Measured: P, accuracy",
+        "Measured: P, loss",
+        "Measured: Q, accuracy",
+        "Measured: Q, loss",
+    ]
+    figures = results({("P", "a", None): {"10": UP, "20": DOWN}})
+    (_, columns, rows), *_ = tables(figures)
+    assert (columns, [row[0] for row in rows]) == (["", "a"], ["10", "20"])
+
+
+def test_without_x_a_series_is_the_mean_over_its_points(results: Make) -> None:
+    made = results(SWEPT)
+    assert made.values(Ref("a", x=2.0)) == DOWN
+    assert made.values(Ref("a")) == pytest.approx([0.56, 0.57, 0.58, 0.59, 0.60])
+    assert made.values(Ref("flat")) == [0.7] * 5
+    assert made.values(Ref("c")) is None
+    assert made.values(Ref("a", "loss")) is None
+    assert made.values(Ref("a", panel="P")) is None
+
+
+def test_what_was_left_out_is_not_judged(results: Make) -> None:
+    made = results(SWEPT, claims=[Claim(Ref("a", x=2.0), ">", Ref("b", x=1.0))])
+    cut = [c for c in made.summary["cells"] if c["x"] != 2.0]
+    partly = Results(made.experiment, {**made.summary, "cells": cut, "changed": ["cells: 4 → 3"]})
+    (claim,) = partly.orderings().values()
+    assert claim.word == "not run"
+    assert "| a at 2 above b at 1 | not run | - | 0 of 0 | - | - |" in page(partly)
+    assert partly.as_dict()["orderings"][0]["p"] is None
+
+
+@pytest.mark.parametrize(
+    ("published", "claims", "changed", "state"),
+    [
+        ({Ref("a"): "0.63"}, [Claim(Ref("a"), ">", Ref("b"))], [], "reproduced"),
+        ({Ref("a"): "0.63"}, [Claim(Ref("b"), ">", Ref("a"))], [], "differs"),
+        ({Ref("a"): "0.73"}, [Claim(Ref("a"), ">", Ref("b"))], [], "differs"),
+        ({Ref("a"): "0.66"}, [], [], "undecided"),  # .025 / .0224
+        ({}, [Claim(Ref("a"), "~", Ref("b"), 0.1)], [], "undecided"),
+        ({Ref("a"): "0.63"}, [Claim(Ref("a"), "~", Ref("b"), 0.1)], [], "undecided"),
+        ({}, [], [], "undecided"),
+        ({Ref("a"): "0.73"}, [], ["seeds: 9 → 5", "rounds"], "partly (seeds: 9 → 5; rounds)"),
+    ],
+)
+def test_states(results: Make, published: Any, claims: Any, changed: Any, state: str) -> None:
+    made = results(TWO, published=published, claims=claims)
+    assert replace(made, summary={**made.summary, "changed": changed}).state == state
+
+
+def test_nothing_to_judge(results: Make) -> None:
+    assert "Nothing is judged" in page(results(TWO))
+    assert results(TWO).tally() == "nothing to judge"
+
+
+def test_quick_is_marked(results: Make) -> None:
+    made = results(TWO)
+    quick = replace(made, summary={**made.summary, "quick": True, "changed": ["less: 9 → 5"]})
+    for text in (page(quick), terminal(quick)):
+        assert "--quick only shows the way; its figures and verdicts mean nothing." in text
+        assert "- less: 9 → 5" in text
+        assert "partly" in text.lower()
+    for text in (page(made), terminal(made)):
+        assert "quick" not in text
+
+
+def test_the_terminal_shows_tables_and_verdicts(results: Make) -> None:
+    made = results(TWO, published={Ref("a"): "0.63"}, claims=[Claim(Ref("a"), ">", Ref("b"))])
+    text = terminal(made)
+    assert "Ours beside the paper's numbers" in text
+    assert "a above b" in text
+    assert text.splitlines()[-1] == "made: reproduced; agrees 1, holds 1."
+
+
+def test_for_machines(results: Make) -> None:
+    claim = Claim(Ref("a"), ">", Ref("b"))
+    made = results(TWO, published={Ref("a"): "0.63"}, claims=[claim]).as_dict()
+    assert json.loads(json.dumps(made)) == made
+    assert made["state"] == "reproduced"
+    (number,), (ordering,) = made["numbers"], made["orderings"]
+    assert (number["figure"], number["paper"], number["word"]) == ("a", "0.63", "agrees")
+    assert (ordering["claim"], ordering["word"], ordering["p"]) == ("a above b", "holds", 1 / 32)
+
+
+# ---- reading -------------------------------------------------------------------------------------
+
+
+def test_states_in_a_folder(tmp_path: Path, whole: Path, table: Experiment) -> None:
+    assert state_of(table, tmp_path) == "not run"
+    assert state_of(table, whole) in ("reproduced", "differs", "undecided")
+    assert state_of(replace(table, cannot="no data."), whole) == "cannot (no data)"
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "said"),
+    [
+        ("{", RunError, "is not the summary of an experiment"),
+        ("[]", RunError, "is not the summary of an experiment"),
+        ("{}", RunError, "is not the summary of an experiment"),
+        ('{"format": 9}', RunError, "has format 9, this polyfed reads 1"),
+        ('{"format": 1, "experiment": "tiny-tabel"}', UnknownNameError, "Did you mean 'tiny-ta"),
+    ],
+)
+def test_what_is_no_summary(tmp_path: Path, text: str, error: type[Exception], said: str) -> None:
+    (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(error, match=said):
+        Results.read(tmp_path / "summary.json")
+    with pytest.raises(RunError, match="could not read"):
+        Results.read(tmp_path / "nothing.json")

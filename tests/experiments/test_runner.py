@@ -1,0 +1,302 @@
+"""Running: nothing twice, nothing lost, nothing begun that cannot end."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import polyfed as pf
+from polyfed import Run
+from polyfed.errors import ConfigError, DataError
+from polyfed.experiments import reproduce as reproducing
+from polyfed.experiments import runner
+from polyfed.experiments.experiment import Cell, Experiment
+from polyfed.experiments.reproduce import reproduce
+from polyfed.experiments.results import Results
+from polyfed.experiments.runner import COMMIT_VARIABLE, commit, run_cells
+from polyfed.record import Ledger, Log, checkpoint
+from polyfed.record.recorder import read_config
+
+
+def read(out: Path, name: str = "tiny-table") -> Any:
+    return json.loads((out / name / "summary.json").read_text())
+
+
+def figures(summary: Any) -> list[Any]:
+    return [(c["series"], c["x"], c["figures"], c["bytes_sent_per_node"]) for c in summary["cells"]]
+
+
+@pytest.fixture(autouse=True)
+def _no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reproducing.plot, "is_available", lambda: False)
+
+
+@pytest.fixture
+def alone(table: Experiment) -> Experiment:
+    """The first cell only."""
+    return replace(table, cells=table.cells[:1], claims=())
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The method and seed of every run that is begun or continued."""
+    seen: list[tuple[str, int]] = []
+    one = runner._one
+
+    def noted(job: Any, *rest: Any) -> None:
+        seen.append((job.method.name, job.seed))
+        one(job, *rest)
+
+    monkeypatch.setattr(runner, "_one", noted)
+    return seen
+
+
+def test_runs_of_cells_and_seeds(tmp_path: Path, table: Experiment) -> None:
+    found = run_cells(table.cells, [3, 1], tmp_path)
+    assert [[r.method for r in each] for each in found] == [["local"] * 2, ["fedavg-trunk"] * 2]
+    for each in found:
+        assert [r.folder.name for r in each if r.folder] == ["seed-3", "seed-1"]
+        assert [len(r.accuracy) for r in each] == [3, 3]
+    method, task = table.cells[0].make()
+    assert found[0][0].accuracy == pf.run(method, task, seed=3).accuracy
+    assert found[0][1].accuracy == pf.run(method, task, seed=1).accuracy
+    assert [read_config(r.folder)["settings"]["seed"] for r in found[1] if r.folder] == [3, 1]
+    assert found[0][0].folder.parent.name.startswith("digits-local-")  # type: ignore[union-attr]
+
+
+def test_a_key_is_of_all_that_matters_and_of_nothing_else(tmp_path: Path) -> None:
+    def key(device: str = "cpu", data: Path | None = None, **options: Any) -> str:
+        made = Cell(method="local", task="cifar10", options=options).make(data)
+        return runner._key(*made, {"device": device, "evaluate_every": 1})
+
+    assert key() == key(data=tmp_path)
+    assert key("cuda") == key("cuda:1") != key()
+    assert key(lr=0.5) != key()
+    made = Cell(method="local", task="cifar10", task_options={"relu": True}).make()
+    assert runner._key(*made, {"device": "cpu", "evaluate_every": 1}) != key()
+    assert "data" not in runner.options_of(made[1])
+
+
+def test_bytes_and_seconds_are_of_their_seeds(alone: Experiment) -> None:
+    def run_of(sent: int) -> Run:
+        log = Log()
+        log.append({"tick": 1, "source": "M0", "to": "hub", "bytes": sent, "tensors": []})
+        accuracy = {"M0": 0.5, "M1": sent / 100}
+        return Run("local", accuracy, [{"tick": 1, "seconds": sent / 10}], Ledger(log), [])
+
+    entry = reproducing._entry(alone, alone.cells[0], [run_of(10), run_of(30)])
+    assert entry["bytes_sent_per_node"] == [5, 15]
+    assert entry["seconds"] == [1, 3]
+    assert entry["figures"] == {"accuracy": [pytest.approx(0.3), pytest.approx(0.4)]}
+
+
+def test_the_summary_says_how_it_came_about(whole: Path) -> None:
+    summary = read(whole)
+    assert summary["command"] == "polyfed reproduce tiny-table --seeds 2 --device cpu"
+    assert summary["commit"] == commit()
+    assert summary["device"] == "cpu"
+    assert summary["seeds"] == [0, 1]
+    assert summary["environment"].keys() >= {"polyfed", "torch", "python", "platform"}
+    assert (summary["quick"], summary["changed"]) == (False, [])
+    alone, averaged = summary["cells"]
+    assert (alone["method"], alone["options"]["rounds"], alone["task"]) == ("local", 2, "digits")
+    assert "data" not in alone["task_options"]
+    assert len(alone["seconds"]) == 2
+    assert alone["bytes_sent_per_node"] == [0, 0]
+    assert averaged["bytes_sent_per_node"][0] > 0
+
+
+def test_figures_are_those_of_the_runs(whole: Path) -> None:
+    alone = read(whole)["cells"][0]["figures"]["accuracy"]
+    folder = next((whole / "runs").glob("digits-local-*"))
+    runs = [Run.open(folder / f"seed-{s}") for s in (0, 1)]
+    assert alone == [r.mean_accuracy for r in runs]
+    assert alone[0] != alone[1]
+
+
+def test_checkpoints_of_finished_runs_are_dropped(whole: Path) -> None:
+    assert list((whole / "runs").glob("*/*/result.json"))
+    assert list((whole / "runs").glob("*/*/checkpoints")) == []
+
+
+def test_an_interrupted_experiment_goes_on(
+    tmp_path: Path, table: Experiment, whole: Path, begun: list[tuple[str, int]]
+) -> None:
+    save, saved = checkpoint.save, 0
+
+    def dies(folder: Path, *args: Any) -> None:
+        nonlocal saved
+        save(folder, *args)
+        saved += 1
+        if saved == 5:  # three checkpoints a run: in the middle of the second
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "save", dies)
+        with pytest.raises(KeyboardInterrupt):
+            reproduce(table, out=tmp_path)
+    assert not (tmp_path / "tiny-table").exists()
+    assert len(list(tmp_path.glob("runs/*/*/result.json"))) == 1
+    begun.clear()
+    reproduce(table, out=tmp_path)
+    assert begun == [("fedavg-trunk", 0), ("local", 1), ("fedavg-trunk", 1)]
+    assert figures(read(tmp_path)) == figures(read(whole))
+
+
+def test_nothing_is_run_twice(
+    tmp_path: Path, table: Experiment, whole: Path, begun: list[tuple[str, int]]
+) -> None:
+    shutil.copytree(whole / "runs", tmp_path / "runs")
+    reproduce(table, out=tmp_path)
+    assert begun == []
+    assert figures(read(tmp_path)) == figures(read(whole))
+    reproduce(table, out=tmp_path, seeds=[0, 4])
+    assert begun == [("local", 4), ("fedavg-trunk", 4)]
+    assert read(tmp_path)["command"].endswith("--seeds 0,4 --device cpu")
+    begun.clear()
+    other = replace(table, name="other", cells=[replace(c, panel="P") for c in table.cells],
+                    published={}, claims=())  # fmt: skip
+    reproduce(other, out=tmp_path)
+    assert begun == []  # equal settings share their runs
+
+
+def test_other_settings_are_other_runs(
+    tmp_path: Path, alone: Experiment, begun: list[tuple[str, int]]
+) -> None:
+    for experiment in (alone, replace(alone, evaluate_every=2), replace(alone, seeds=1)):
+        reproduce(experiment, out=tmp_path, seeds=[0], rounds=1)
+    assert len(begun) == 2
+
+
+def test_equal_cells_are_run_once(
+    tmp_path: Path, table: Experiment, begun: list[tuple[str, int]]
+) -> None:
+    cells = [replace(table.cells[0], series=s) for s in ("a", "b")]
+    first, second = run_cells(cells, [0], tmp_path)
+    assert len(begun) == 1
+    assert first[0].accuracy == second[0].accuracy
+
+
+def test_quick_has_its_own_place(tmp_path: Path, alone: Experiment) -> None:
+    reproduce(alone, out=tmp_path, quick=True, seeds=[2])
+    summary = read(tmp_path, "tiny-table-quick")
+    assert summary["quick"]
+    assert summary["changed"][:2] == ["labels: 5 a digit", "seeds: 2 → 1"]
+    assert summary["command"] == "polyfed reproduce tiny-table --quick --seeds 2, --device cpu"
+    assert [c["options"]["rounds"] for c in summary["cells"]] == [1]
+    assert not (tmp_path / "tiny-table").exists()
+
+
+def test_rounds(tmp_path: Path, alone: Experiment) -> None:
+    reproduce(alone, out=tmp_path, rounds=1, seeds=[0])
+    summary = read(tmp_path)
+    assert summary["command"] == "polyfed reproduce tiny-table --seeds 1 --rounds 1 --device cpu"
+    assert "local on digits: rounds 2 → 1" in summary["changed"]
+
+
+def test_runs_of_several_commits_are_all_named(
+    tmp_path: Path, alone: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "commit", lambda: "aaaaaaa")
+    reproduce(alone, out=tmp_path, seeds=[0])
+    monkeypatch.setattr(runner, "commit", lambda: "bbbbbbb")
+    reproduce(alone, out=tmp_path, seeds=[0, 1])
+    assert read(tmp_path)["commit"] == "aaaaaaa and bbbbbbb"
+    for origin in tmp_path.glob("runs/*/*/origin.json"):
+        origin.unlink()  # killed between the end of a run and its note
+    reproduce(alone, out=tmp_path, seeds=[0, 1])
+    assert (read(tmp_path)["commit"], read(tmp_path)["device"]) == ("unknown", "cpu")
+
+
+# ---- the gate ------------------------------------------------------------------------------------
+
+
+def test_all_cells_are_checked_before_the_first_trains(
+    tmp_path: Path, table: Experiment, begun: list[tuple[str, int]]
+) -> None:
+    own = Cell(method="fedavg", task="digits", task_options={"heads": "own"}, series="whole")
+    wrong = replace(table, cells=[*table.cells, own])
+    with pytest.raises(ConfigError, match="fedavg averages whole networks"):
+        reproduce(wrong, out=tmp_path)
+    assert begun == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_data_is_said_before_the_first_trains(
+    tmp_path: Path, table: Experiment, begun: list[tuple[str, int]]
+) -> None:
+    files = Cell(method="local", task="cifar10", series="files")
+    needs = replace(table, cells=[*table.cells, files])
+    with pytest.raises(DataError, match="task cifar10 reads published files: say where"):
+        reproduce(needs, out=tmp_path)
+    with pytest.raises(DataError, match="does not exist"):
+        reproduce(needs, out=tmp_path, data=tmp_path / "nowhere")
+    assert begun == []
+
+
+def test_finished_runs_need_no_data(
+    tmp_path: Path, table: Experiment, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(whole / "runs", tmp_path / "runs")
+
+    def gone(task: Any, seed: int) -> Any:
+        raise DataError("the files are gone")
+
+    monkeypatch.setattr("polyfed.tasks.embedded.Digits.nodes", gone)
+    reproduce(table, out=tmp_path)
+    assert figures(read(tmp_path)) == figures(read(whole))
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"rounds": 0}, "rounds must be >= 1, got 0"),
+        ({"seeds": []}, "name at least one, and none twice"),
+        ({"seeds": [1, 1]}, "name at least one, and none twice"),
+        ({"device": "gpu"}, "unknown device 'gpu'"),
+    ],
+)
+def test_settings(tmp_path: Path, table: Experiment, settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        reproduce(table, out=tmp_path, **settings)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_run(tmp_path: Path, table: Experiment) -> None:
+    with pytest.raises(ConfigError, match="tiny-table cannot be run: the data is lost"):
+        reproduce(replace(table, cannot="the data is lost."), out=tmp_path)
+
+
+# ---- commit --------------------------------------------------------------------------------------
+
+
+def test_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Sequence[str]] = []
+
+    def said(command: Sequence[str]) -> str:
+        asked.append(command)
+        return "" if "ls-files" in command else "abc1234"
+
+    monkeypatch.setattr(runner, "_said", said)
+    monkeypatch.delenv(COMMIT_VARIABLE, raising=False)
+    assert commit() == "unknown"  # a repository around an installed polyfed is not its own
+    assert len(asked) == 1
+    monkeypatch.setenv(COMMIT_VARIABLE, "def5678")
+    assert commit() == "def5678"
+    monkeypatch.setattr(runner, "_said", lambda command: "abc1234")
+    assert commit() == "abc1234"
+
+
+def test_without_git() -> None:
+    assert runner._said(["no-such-program-anywhere"]) == ""
+    assert runner._said(["git", "no-such-command"]) == ""
+
+
+def test_a_page_without_a_plot(tmp_path: Path, whole: Path) -> None:
+    results = Results.read(whole / "tiny-table" / "summary.json")
+    reproducing.write(results, tmp_path / "new")
+    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == ["page.md", "summary.json"]

@@ -1,0 +1,190 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from polyfed import cli, experiments
+from polyfed.experiments import plot, runner
+from polyfed.experiments.experiment import Cell, Claim, Experiment, Quick, Ref
+from polyfed.record import checkpoint
+
+OPTIONS = {"rounds": 2, "init_epochs": 0, "local_epochs": 1, "finetune_epochs": 1}
+
+
+def cell(series: str, method: str, task: str = "digits") -> Cell:
+    known = {k: v for k, v in OPTIONS.items() if method != "local" or k != "finetune_epochs"}
+    return Cell(method=method, task=task, series=series, options=known)
+
+
+TINY = Experiment(
+    name="tiny-table",
+    title="Averaging and separated learning",
+    paper="Nobody 2026, Table 1",
+    cells=[cell("alone", "local"), cell("averaged", "fedavg-trunk")],
+    quick=Quick(says="images: fewer", seeds=1, options={"rounds": 1}),
+    published={Ref("alone"): "0.50 ± 0.02"},
+    claims=[Claim(Ref("averaged"), ">", Ref("alone"))],
+    seeds=2,
+)
+FILES = Experiment(
+    name="files-table",
+    title="Needs files",
+    paper="Nobody 2026, Table 2",
+    cells=[cell("alone", "local", "cifar10")],
+    quick=Quick(says="q"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("polyfed.experiments.tiny")
+    module.EXPERIMENTS = [TINY, FILES]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(experiments, "FAMILIES", ("tiny",))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("POLYFED_DATA", raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(plot, "is_available", lambda: False)
+
+
+def call(*args: str, code: int = 0) -> Any:
+    result = CliRunner().invoke(cli.app, list(args), prog_name="polyfed")
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result
+
+
+def fails(*args: str) -> str:
+    result = call(*args, code=2)
+    assert result.stdout == ""
+    return " ".join(result.stderr.split())
+
+
+def test_help() -> None:
+    listed = call("--help").stdout
+    for command in ("reproduce", "experiments"):
+        assert command in listed
+        assert "Example: polyfed" in call(command, "--help").stdout
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = """
+import sys
+from polyfed import cli
+try:
+    cli.app(["reproduce", "--help"], prog_name="polyfed")
+except SystemExit as done:
+    assert not done.code, done.code
+sys.exit(", ".join(sorted({"torch", "numpy", "matplotlib", "polyfed.core"} & set(sys.modules))))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.strip() == ""
+
+
+def test_options_are_frozen() -> None:
+    """A change here is a change of what people type: say so in the news."""
+    text = call("reproduce", "--help").stdout
+    for name in ["data", "quick", "seeds", "rounds", "device", "out", "json", "[no-]progress"]:
+        assert f"--{name} " in text
+
+
+def test_reproduce_prints_tables_verdicts_and_paths() -> None:
+    text = call("reproduce", "tiny-table", "--quick").stdout
+    assert "Ours beside the paper's numbers" in text
+    assert "averaged above alone  undecided" in text
+    assert "- images: fewer\n- seeds: 2 → 1\n- local on digits: rounds 2 → 1" in text
+    assert "tiny-table: partly; undecided 2." in text
+    assert "its figures and verdicts mean nothing" in text
+    *_, page, summary, no_plot = text.splitlines()
+    assert page == "page: results/tiny-table-quick/page.md"
+    assert summary == "summary: results/tiny-table-quick/summary.json"
+    assert no_plot == "no plot: pip install polyfed[plots], then run it again"
+    assert Path("results/tiny-table-quick/page.md").exists()
+    assert len(list(Path("results/runs").glob("*/seed-0/result.json"))) == 2
+
+
+def test_reproduce_as_json_with_a_plot(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(plot, "is_available", lambda: True)
+    args = ("--seeds", "3,", "--rounds", "1", "--out", "here", "--device", "cpu", "--json")
+    said = json.loads(call("reproduce", "tiny-table", *args).stdout)
+    assert (said["experiment"], said["seeds"]) == ("tiny-table", [3])
+    assert said["state"].startswith("partly (seeds: 2 → 1; local on digits: rounds 2 → 1")
+    assert [n["figure"] for n in said["numbers"]] == ["alone"]
+    assert [o["word"] for o in said["orderings"]] == ["undecided"]
+    assert said["files"] == {
+        "page": "here/tiny-table/page.md",
+        "summary": "here/tiny-table/summary.json",
+        "plot": "here/tiny-table/plot.svg",
+        "picture": "here/tiny-table/plot.png",
+    }
+    assert all(Path(path).stat().st_size for path in said["files"].values())
+
+
+def test_progress_says_which_run_of_how_many() -> None:
+    shown = call("reproduce", "tiny-table", "--quick", "--progress").stderr
+    assert "1/2 alone seed 0  round 1/1" in shown
+    assert "2/2 averaged seed 0  round 1/1" in shown
+
+
+def test_interrupted_and_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+    save = checkpoint.save
+
+    def dies(folder: Path, *args: Any) -> None:
+        save(folder, *args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", dies)
+        result = call("reproduce", "tiny-table", "--quick", code=130)
+    assert result.stderr == "interrupted; the same command goes on from here\n"
+    assert "partly" in call("reproduce", "tiny-table", "--quick").stdout
+
+
+def test_runs_of_another_commit_are_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "commit", lambda: "aaaaaaa")
+    assert call("reproduce", "tiny-table", "--quick").stderr == ""
+    monkeypatch.setattr(runner, "commit", lambda: "bbbbbbb")
+    noted = call("reproduce", "tiny-table", "--quick").stderr
+    assert "runs by commit aaaaaaa were kept, this is bbbbbbb" in noted
+
+
+def test_list() -> None:
+    text = call("experiments").stdout
+    assert "tiny-table" in text
+    assert "not run" in text
+    said = json.loads(call("experiments", "--json").stdout)
+    assert said[1] == {
+        "name": "files-table",
+        "paper": "Nobody 2026, Table 2",
+        "what_it_shows": "Needs files",
+        "data": ["cifar10"],
+        "state": "not run",
+    }
+    call("reproduce", "tiny-table", "--rounds", "1", "--seeds", "1", "--out", "here")
+    state = json.loads(call("experiments", "--out", "here", "--json").stdout)[0]["state"]
+    assert state.startswith("partly (seeds: 2 → 1")
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["tiny-tabel"], "unknown experiment 'tiny-tabel'. Did you mean 'tiny-table'?"),
+        (["files-table"], "task cifar10 reads published files: say where they are with --data DIR"),
+        (["files-table", "--data", "nowhere"], "the data folder nowhere does not exist"),
+        (["tiny-table", "--seeds", "many"], "seeds many: say how many (5), or which (3,7,9)"),
+        (["tiny-table", "--seeds", "0"], "seeds: name at least one, and none twice"),
+        (["tiny-table", "--rounds", "0"], "rounds must be >= 1, got 0"),
+        (["tiny-table", "--device", "gpu"], "unknown device 'gpu'"),
+        (["tiny-table", "--qick"], "unknown option of polyfed reproduce 'qick'"),
+    ],
+)
+def test_errors(args: list[str], text: str) -> None:
+    assert text in fails("reproduce", *args)
+    assert not Path("results").exists()
