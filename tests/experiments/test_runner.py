@@ -45,13 +45,13 @@ def alone(table: Experiment) -> Experiment:
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """The method and seed of every run that is begun or continued."""
     seen: list[tuple[str, int]] = []
-    one = runner._one
+    begin = runner.begin
 
-    def noted(job: Any, *rest: Any) -> None:
-        seen.append((job.method.name, job.seed))
-        one(job, *rest)
+    def noted(method: Any, *rest: Any, seed: int, **settings: Any) -> Any:
+        seen.append((method.name, seed))
+        return begin(method, *rest, seed=seed, **settings)
 
-    monkeypatch.setattr(runner, "_one", noted)
+    monkeypatch.setattr(runner, "begin", noted)
     return seen
 
 
@@ -66,6 +66,21 @@ def test_runs_of_cells_and_seeds(tmp_path: Path, table: Experiment) -> None:
     assert found[0][1].accuracy == pf.run(method, task, seed=1).accuracy
     assert [read_config(r.folder)["settings"]["seed"] for r in found[1] if r.folder] == [3, 1]
     assert found[0][0].folder.parent.name.startswith("digits-local-")  # type: ignore[union-attr]
+
+
+def test_runs_in_step_come_to_the_same(
+    tmp_path: Path, table: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def in_step(jobs: Any, **_: Any) -> Any:
+        yield list(jobs)
+
+    alone = run_cells(table.cells, [3, 1], tmp_path / "alone")
+    monkeypatch.setattr(runner, "_groups", in_step)
+    together = run_cells(table.cells, [3, 1], tmp_path / "together")
+    for one, other in zip(alone, together, strict=True):
+        assert [r.accuracy for r in one] == [r.accuracy for r in other]
+    kept = [p for p in (tmp_path / "together").rglob("checkpoints") if p.exists()]
+    assert kept == []
 
 
 def test_a_key_is_of_all_that_matters_and_of_nothing_else(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ class Settings:
         device: where tensors live: cpu, cuda, cuda:1, ...
         evaluate_every: rounds between evaluations on the test splits; the last is always evaluated.
         absent: nodes that are away in a round, {3: ("M1",)}.
+        checkpoint_every: rounds between checkpoints in the run folder; 0 writes none.
         stack: train equal phases of equal networks as one computation: where a measurement says it
             is faster (auto), wherever possible (always), or never.
         fail: what breaks and when, such as "cut 0-1 @3; kill M2 @5; heal @8" (`core/faults.py`).
@@ -61,10 +62,12 @@ class Settings:
     absent: Mapping[int, tuple[Name, ...]] | None = None
     stack: Stack = "auto"
     fail: str | None = None
+    checkpoint_every: int = 1
 
     def __post_init__(self) -> None:
         if self.evaluate_every < 1:
             raise ConfigError(f"evaluate_every must be >= 1, got {self.evaluate_every}.")
+        check.at_least(self, "checkpoint_every", 0)
         check.one_of(self, "stack", ("auto", "always", "never"))
 
 
@@ -290,7 +293,9 @@ class LocalEngine:
         seconds = round(self._spent + now - self._resumed, 4)
         self._spent, self._resumed = 0.0, now
         self.recorder.metrics.append({"tick": self._tick, "seconds": seconds})
-        self.recorder.checkpoint(self._tick, [*self.nodes.values(), *self.places.values()])
+        every = self.settings.checkpoint_every
+        if every and self._tick % every == 0:
+            self.recorder.checkpoint(self._tick, [*self.nodes.values(), *self.places.values()])
         self.progress.round_done(self._tick, accuracies)
         return accuracies
 

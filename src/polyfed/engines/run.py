@@ -93,6 +93,7 @@ def run(
     absent: Mapping[int, Sequence[Name]] | None = None,
     stack: Stack = "auto",
     fail: str | None = None,
+    checkpoint_every: int = 1,
     folder: str | Path | None = None,
     progress: bool | Progress | None = None,
 ) -> Run:
@@ -111,10 +112,19 @@ def run(
         stack: train equal networks as one computation: "auto" (where a measurement says it is
             faster), "always" or "never".
         fail: what breaks and when: "cut 0-1 @3; kill M2 @5; heal @8".
+        checkpoint_every: rounds between checkpoints in the folder; 0 writes none.
         folder: where to write the run; None keeps it in memory.
         progress: True, False, None for terminals only, or how to show it.
     """
-    settings = _settings(seed, device, evaluate_every, absent, stack, fail)
+    settings = _settings(
+        seed,
+        device=device,
+        evaluate_every=evaluate_every,
+        absent=absent,
+        stack=stack,
+        fail=fail,
+        checkpoint_every=checkpoint_every,
+    )
     engine = _begin(method, task, nodes, topology, settings, folder, suited(progress), {})
     return finish_together([(engine, None)])[0]
 
@@ -129,11 +139,7 @@ def begin(
     progress: Progress,
     moved: dict[int, Any],
     topology: str | Topology | None = None,
-    device: str = "cpu",
-    evaluate_every: int = 1,
-    absent: Mapping[int, Sequence[Name]] | None = None,
-    stack: Stack = "auto",
-    fail: str | None = None,
+    **settings: Any,
 ) -> tuple[LocalEngine, Checkpoint | None]:
     """A run that is ready to go, from its start or from where its folder stands.
 
@@ -141,8 +147,8 @@ def begin(
     """
     if folder is not None and (folder / "config.yaml").exists():
         return _reopen(folder, read_config(folder), method, nodes, progress, moved)
-    settings = _settings(seed, device, evaluate_every, absent, stack, fail)
-    return _begin(method, task, nodes, topology, settings, folder, progress, moved), None
+    made = _settings(seed, **settings)
+    return _begin(method, task, nodes, topology, made, folder, progress, moved), None
 
 
 def _begin(
@@ -219,16 +225,11 @@ def check_run(
     nodes: Sequence[Node],
     *,
     topology: str | Topology | None = None,
-    device: str = "cpu",
-    evaluate_every: int = 1,
-    absent: Mapping[int, Sequence[Name]] | None = None,
-    stack: Stack = "auto",
-    fail: str | None = None,
+    **settings: Any,
 ) -> None:
-    """Raise what `run` would raise before it trains."""
-    settings = _settings(0, device, evaluate_every, absent, stack, fail)
-    chosen = _topology(method, topology)
-    LocalEngine(method, nodes, chosen, settings, Recorder.in_memory(), Progress())
+    """Raise what `run` with these settings would raise before it trains."""
+    chosen, made = _topology(method, topology), _settings(0, **settings)
+    LocalEngine(method, nodes, chosen, made, Recorder.in_memory(), Progress())
 
 
 def finish_together(begun: Sequence[tuple[LocalEngine, Checkpoint | None]]) -> list[Run]:
@@ -261,15 +262,10 @@ def _steps(engine: LocalEngine, point: Checkpoint | None) -> Steps[Run]:
 
 
 def _settings(
-    seed: int,
-    device: str,
-    every: int,
-    absent: Mapping[int, Sequence[Name]] | None,
-    stack: Stack,
-    fail: str | None,
+    seed: int, *, absent: Mapping[int, Sequence[Name]] | None = None, **others: Any
 ) -> Settings:
-    away = {t: tuple(n) for t, n in (absent or {}).items()}
-    return Settings(seed, device, every, away, stack, fail)
+    away = {t: tuple(names) for t, names in (absent or {}).items()}
+    return Settings(seed=seed, absent=away, **others)
 
 
 def _federation(task: Task | Sequence[Node], seed: int) -> Sequence[Node]:

@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -22,14 +22,15 @@ from typing import Any
 
 from polyfed.core.method import Method
 from polyfed.core.node import Node
-from polyfed.engines.progress import Progress, suited
-from polyfed.engines.run import Run, check_run, plain, resume, run
+from polyfed.engines.progress import shares
+from polyfed.engines.run import Run, begin, check_run, finish_together, plain
 from polyfed.experiments.experiment import Cell
 from polyfed.record.files import write_text
 from polyfed.record.recorder import read_result
 from polyfed.tasks import Task
 
 COMMIT_VARIABLE = "POLYFED_COMMIT"  # names the commit where there is a copy without its history
+_IN_STEP = 120  # runs in step on a GPU
 ORIGIN = "origin.json"  # in a run folder: by which commit and on which device it was run
 
 
@@ -75,17 +76,46 @@ def run_cells(
     left = {job.folder: job for job in jobs if not job.is_done}  # equal cells are one
     _check(list(left.values()), settings)
     done = 0
-    for _, group in groupby(sorted(left.values(), key=_federation), key=_federation):
-        alike = list(group)
-        nodes = alike[0].task.nodes(alike[0].seed)
-        for job in alike:
-            done += 1
-            shown = suited(progress)
-            shown.title = f"{done}/{len(left)} {job.label} seed {job.seed}"
-            _one(job, nodes, settings, shown)
-            _close(job, device)
+    for group in _groups(sorted(left.values(), key=_federation), in_step=device != "cpu"):
+        place = f"{done + 1}-{done + len(group)}" if len(group) > 1 else f"{done + 1}"
+        _run_group(group, settings, progress, f"{place}/{len(left)}")
+        done += len(group)
     found = [Run.open(job.folder) for job in jobs]
     return [found[i : i + len(seeds)] for i in range(0, len(found), len(seeds))]
+
+
+def _groups(jobs: Sequence[_Job], *, in_step: bool) -> Iterator[list[_Job]]:
+    """Runs that go on in step, so that equal networks train as one; on a CPU, one at a time."""
+    size = _IN_STEP if in_step else 1
+    yield from (list(jobs[i : i + size]) for i in range(0, len(jobs), size))
+
+
+def _run_group(
+    jobs: Sequence[_Job], settings: dict[str, Any], progress: bool | None, place: str
+) -> None:
+    federations: dict[tuple[int, str], Sequence[Node]] = {}
+    moved: dict[int, Any] = {}
+    begun = []
+    for job, shown in zip(jobs, shares(progress, len(jobs)), strict=True):
+        if _federation(job) not in federations:
+            federations[_federation(job)] = job.task.nodes(job.seed)
+        shown.title = f"{place} {job.label} seed {job.seed}"
+        begun.append(
+            begin(
+                job.method,
+                job.task,
+                nodes=federations[_federation(job)],
+                seed=job.seed,
+                folder=job.folder,
+                progress=shown,
+                moved=moved,
+                checkpoint_every=int(len(jobs) == 1),
+                **settings,
+            )
+        )
+    finish_together(begun)
+    for job in jobs:
+        _close(job, str(settings["device"]))
 
 
 def _jobs(
@@ -131,26 +161,11 @@ def _check(jobs: Sequence[_Job], settings: dict[str, Any]) -> None:
             check_run(job.method, nodes, **settings)
 
 
-def _one(job: _Job, nodes: Sequence[Node], settings: dict[str, Any], shown: Progress) -> None:
-    if (job.folder / "config.yaml").exists():
-        resume(job.folder, method=job.method, nodes=nodes, progress=shown)
-    else:
-        run(
-            job.method,
-            job.task,
-            nodes=nodes,
-            seed=job.seed,
-            folder=job.folder,
-            progress=shown,
-            **settings,
-        )
-
-
 def _close(job: _Job, device: str) -> None:
     """Note where a finished run comes from; its checkpoints have served, and hundreds are large."""
     origin = {"commit": commit(), "device": _device(device)}
     write_text(job.folder / ORIGIN, json.dumps(origin) + "\n")
-    shutil.rmtree(job.folder / "checkpoints")
+    shutil.rmtree(job.folder / "checkpoints", ignore_errors=True)
 
 
 def _device(name: str) -> str:
