@@ -51,7 +51,7 @@ def test_mlp_parameters(inputs: int, hidden: list[int], outputs: int, want: int)
 
 def test_mlp_of_mnist() -> None:
     assert count(Mnist().make_network((1, 28, 28), 10)) == 407_050
-    cnn = Mnist(net="cnn").make_network((1, 28, 28), 10)
+    cnn = Mnist(model="cnn").make_network((1, 28, 28), 10)
     assert cnn(torch.randn(2, 1, 28, 28)).shape == (2, 10)
 
 

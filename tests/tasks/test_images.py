@@ -143,6 +143,25 @@ def test_iid_without_public_images(mnist: Path) -> None:
     assert all(sum(sizes(n)) == 250 for n in nodes)
 
 
+def test_the_split_of_personalised_learning(mnist: Path) -> None:
+    """Loop Improvement, Table 1: no public images, no validation, three quarters and one."""
+    task = tasks.mnist(
+        data=mnist, num_nodes=5, partition="pathological:2", public=0, validation=0, model="cnn"
+    )
+    for node in task.nodes(0):
+        assert {name: len(split) for name, split in node.data.items()} == {
+            "train": 450,
+            "test": 150,
+        }
+        assert sum(p.numel() for p in node.model.parameters()) == 582_026
+
+
+@pytest.mark.parametrize("model", ["resnet18", "coatnet", "vgg9"])
+def test_another_network(cifar: Path, model: str) -> None:
+    nodes = tasks.cifar10(data=cifar, model=model, quick=True).nodes(0)
+    check(nodes, CIFAR)
+
+
 def test_permuted_labels(mnist: Path) -> None:
     """The first two of three nodes call 8 9 and 9 8."""
     nodes = tasks.mnist(data=mnist, num_nodes=3, partition="permute:8,9@2").nodes(0)

@@ -22,6 +22,7 @@ from polyfed.core.node import Node
 from polyfed.engines import compare, table
 from polyfed.engines.compare import Comparison
 from polyfed.engines.run import Run
+from polyfed.errors import ConfigError
 from polyfed.options import as_text, listed
 from polyfed.record.files import write_text
 from polyfed.record.recorder import read_config, read_result
@@ -121,6 +122,8 @@ def task(chosen: Task, seed: int, svg: Path | None, as_json: bool) -> None:
     labels, classes = _labels(chosen.nodes(seed)) if has_data else ({}, [])
     counts = picture.holdings(labels, len(classes))
     title = f"Training samples by node and class: {chosen.name}, seed {seed}"
+    if svg and not labels:
+        raise ConfigError(f"task {chosen.name}: no node has labels for training to draw.")
     if svg:
         write_text(svg, picture.as_svg(counts, list(labels), classes, title))
     rows = zip(labels, counts.tolist(), strict=True)
@@ -130,15 +133,20 @@ def task(chosen: Task, seed: int, svg: Path | None, as_json: bool) -> None:
         width = min(picture.WIDTH, shutil.get_terminal_size().columns)
         text = picture.as_text(counts, list(labels), classes, width) if labels else ""
         where = f"Who holds what: polyfed tasks {chosen.name} --data DIR"
-        typer.echo(f"{title}\n\n{text}" if text else where)
+        nothing = "No node has labels for training." if has_data else where
+        typer.echo(f"{title}\n\n{text}" if text else nothing)
 
 
 def _labels(nodes: Sequence[Node]) -> tuple[dict[str, Any], list[str]]:
-    """Training labels of every node as columns of the classes of all nodes."""
+    """Training labels of every node that has some, as columns of the classes of all nodes."""
     classes = list(dict.fromkeys(name for node in nodes for name in node.classes))
-    columns = [torch.tensor([classes.index(name) for name in node.classes]) for node in nodes]
-    ys = [node.data["train"].y for node in nodes]
-    return {n.name: c[y] for n, c, y in zip(nodes, columns, ys, strict=True)}, classes
+    labels = {}
+    for node in nodes:
+        y = node.data["train"].y if "train" in node.data else None
+        if y is not None and node.classes:
+            columns = torch.tensor([classes.index(name) for name in node.classes])
+            labels[node.name] = columns[y]
+    return labels, classes
 
 
 def listing(entries: Iterable[Mapping[str, Any]], as_json: bool = False) -> None:

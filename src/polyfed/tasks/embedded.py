@@ -67,7 +67,7 @@ class Digits(Task):
 
     def nodes(self, seed: int) -> list[Node]:
         """M0, M1 and M2."""
-        x, y = _images()
+        x, y = moved_digits()
         holders = {c: [k for k, group in enumerate(GROUPS) if c in group] for c in range(10)}
         held: list[dict[str, list[Tensor]]] = [{} for _ in GROUPS]
         public = []
@@ -100,7 +100,7 @@ class Digits(Task):
     def _node(
         self, seed: int, name: str, k: int, held: Mapping[str, list[Tensor]], public: Tensor
     ) -> Node:
-        x, y = _images()
+        x, y = moved_digits()
         own = torch.tensor(sorted(GROUPS[k]))
         label = y if self.heads == "all" else torch.searchsorted(own, y)
         splits: dict[str, Any] = {
@@ -122,7 +122,8 @@ class Digits(Task):
 
 
 @cache
-def _images() -> tuple[Tensor, Tensor]:
+def moved_digits() -> tuple[Tensor, Tensor]:
+    """The digits, moved about on a larger canvas, and which digits they are."""
     from sklearn.datasets import load_digits
 
     loaded = load_digits()

@@ -20,17 +20,19 @@ from torch import Tensor, nn
 from polyfed import check
 from polyfed.core.data import Data
 from polyfed.core.node import Node
+from polyfed.errors import ConfigError
 from polyfed.models.cnn import conv_net
 from polyfed.models.mlp import mlp
+from polyfed.models.named import NETWORKS, TINY, NetworkName
 from polyfed.random import stream
 from polyfed.tasks import files
+from polyfed.tasks.deal import deal
 from polyfed.tasks.files import Images
 from polyfed.tasks.partition import parse
-from polyfed.tasks.split import fedlinked_split, stratified
+from polyfed.tasks.split import fedlinked_split
 from polyfed.tasks.task import Task, data_folder, node_names, shortened
 
 FEDLINKED = "fedlinked"
-_FRACTIONS = {"train": 0.65, "val_es": 0.05, "val_rb": 0.05, "test": 0.25}
 _QUICK_SHARE = 12
 _QUICK = {
     "rounds": 2,
@@ -57,8 +59,11 @@ class ImageTask(Task):
         public: share of all images set aside without labels, where the partition is not fedlinked.
         public_share: share of the public images that is used.
         label_public: nodes also train on the public images of their own classes, with labels.
+        validation: share of a node's images for validation, where the partition is not fedlinked;
+            a quarter is for the test.
         heads: an output for every class (whole networks can be averaged) or for own classes.
-        relu: a ReLU after the representation.
+        relu: a ReLU after the representation of the task's own network.
+        model: the task's own network, or another by name.
     """
 
     needs_data: ClassVar[bool] = True
@@ -71,23 +76,39 @@ class ImageTask(Task):
     public: float = 0.1
     public_share: float = 1.0
     label_public: bool = False
+    validation: float = 0.1
     heads: Literal["own", "all"] = "own"
     relu: bool = False
+    model: Literal["own"] | NetworkName = "own"
 
     def __post_init__(self) -> None:
         check.at_least(self, "num_nodes", 1)
         check.between(self, "public", 0, 0.9)
         check.between(self, "public_share", 0, 1)
+        check.between(self, "validation", 0, 0.5)
         if self.partition != FEDLINKED:
             parse(self.partition)
+        elif not self.groups:
+            raise ConfigError(
+                f"partition {FEDLINKED} names no classes of {self.name}. "
+                "Use dirichlet:0.1, pathological:2, classes:0,1/1,2, or iid."
+            )
+        if self.relu and self.model != "own":
+            raise ConfigError(f"relu=True: model {self.model} is as its paper has it.")
 
     @abstractmethod
     def read(self, folder: Path) -> Images:
         """The published images."""
 
     @abstractmethod
+    def own_network(self, image: tuple[int, int, int], classes: int) -> nn.Module:
+        """The network that the task has unless another is named."""
+
     def make_network(self, image: tuple[int, int, int], classes: int) -> nn.Module:
-        """The network of a node."""
+        """The network of a node; by name and quick, a narrow one."""
+        if self.model == "own":
+            return self.own_network(image, classes)
+        return NETWORKS[self.model](image, classes, **({"width": TINY} if self.quick else {}))
 
     def nodes(self, seed: int) -> list[Node]:
         """The federation of a seed."""
@@ -109,11 +130,15 @@ class ImageTask(Task):
         aside = round(self.public * len(order))
         public, rest = order[:aside], order[aside:].sort().values
         writers = None if images.writers is None else images.writers[rest]
-        dealt = rule.assign(images.y[rest], self.num_nodes, generator, writers=writers)
-        splits = [
-            {n: part[i] for n, i in stratified(images.y[part], _FRACTIONS, generator).items()}
-            for part in (rest[index] for index in dealt)
-        ]
+        dealt = deal(
+            images.y[rest],
+            rule,
+            self.num_nodes,
+            generator,
+            validation=self.validation,
+            writers=writers,
+        )
+        splits = [{name: rest[index] for name, index in node.items()} for node in dealt]
         return self._assemble(seed, images, splits, public, rule.relabel, may_miss=True)
 
     def _assemble(
@@ -197,7 +222,7 @@ class Cifar10(ImageTask):
         """CIFAR-10, binary or python version."""
         return files.cifar10(folder)
 
-    def make_network(self, image: tuple[int, int, int], classes: int) -> nn.Module:
+    def own_network(self, image: tuple[int, int, int], classes: int) -> nn.Module:
         """FedLinked's network for CIFAR-10: 2,194,240 parameters in the trunk."""
         return conv_net(
             image,
@@ -249,7 +274,7 @@ class Svhn(ImageTask):
         """SVHN's cropped digits, or the pool FedLinked draws from."""
         return files.svhn(folder)
 
-    def make_network(self, image: tuple[int, int, int], classes: int) -> nn.Module:
+    def own_network(self, image: tuple[int, int, int], classes: int) -> nn.Module:
         """FedLinked's network for SVHN: 203,280 parameters in the trunk."""
         return conv_net(
             image,
@@ -279,11 +304,7 @@ _MNIST_RECIPES: Mapping[str, Recipe] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Mnist(ImageTask):
-    """Handwritten digits, 28 x 28.
-
-    Attributes:
-        net: a perceptron 784-512, or two blocks of FedLinked's convolutional network.
-    """
+    """Handwritten digits, 28 x 28; the task's own network is a perceptron 784-512."""
 
     name: ClassVar[str] = "mnist"
     title: ClassVar[str] = "MNIST by any partition"
@@ -293,17 +314,14 @@ class Mnist(ImageTask):
     partition: str = "dirichlet:0.1"
     num_nodes: int = 20
     heads: Literal["own", "all"] = "all"
-    net: Literal["mlp", "cnn"] = "mlp"
 
     def read(self, folder: Path) -> Images:
         """MNIST's idx files."""
         return files.mnist(folder)
 
-    def make_network(self, image: tuple[int, int, int], classes: int) -> nn.Module:
-        """A small network."""
-        if self.net == "mlp":
-            return mlp(image[0] * image[1] * image[2], [512], classes, relu_trunk=self.relu)
-        return conv_net(image, classes, blocks=2, channels=16, representation=128, relu=self.relu)
+    def own_network(self, image: tuple[int, int, int], classes: int) -> nn.Module:
+        """A perceptron."""
+        return mlp(image[0] * image[1] * image[2], [512], classes, relu_trunk=self.relu)
 
 
 @lru_cache(maxsize=1)

@@ -28,10 +28,11 @@ def outputs(model: Model, x: Tensor, part: str | None = None) -> Tensor:
 
 
 def accuracy(model: Model, split: Split) -> float:
-    """Share of the split that the network labels correctly."""
+    """Share of the split that the network labels correctly; one output says 1 from 0.5 on."""
     if split.y is None:
         raise DataError("accuracy needs labels, but this split has none.")
-    predicted = outputs(model, split.x).argmax(-1)
+    out = outputs(model, split.x)
+    predicted = out[:, 0] >= 0.5 if out.shape[1:] == (1,) else out.argmax(-1)
     return float((predicted == split.y).double().mean())
 
 
