@@ -13,6 +13,7 @@ from polyfed.cli import commands, dynamic
 from polyfed.errors import RunError
 from polyfed.methods import METHODS
 from polyfed.tasks import TASKS
+from polyfed.topologies import TOPOLOGIES
 
 TINY = ("--rounds", "2", "--init-epochs", "1", "--local-epochs", "1")
 LINKED = ("fedlinked", *TINY, "--distil-epochs", "1", "--finetune-epochs", "1")
@@ -110,7 +111,7 @@ def fixed_flags(command: str) -> list[str]:
 
 def test_options_of_run_fedlinked_are_frozen() -> None:
     """A change here is a change of what people type: say so in the news."""
-    fixed = "task seed topology device evaluate-every folder json progress"
+    fixed = "task seed topology device evaluate-every stack fail folder json progress"
     own = (
         "rounds batch lr optimiser momentum weight-decay eta init-epochs distil-epochs "
         "finetune-epochs local-epochs transform normalise normalise-rows strength "
@@ -202,7 +203,7 @@ def test_what_is_typed_reaches_method_and_task() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_quick_runs_every_method(method: str) -> None:
-    said = as_json("run", "--quick", method, "--local-epochs", "1")
+    said = as_json("run", "--quick", method, "--rounds", "1")
     assert list(said["accuracy"]) == ["M0", "M1", "M2"]
     assert said["faults"] == 0
 
@@ -436,14 +437,16 @@ def test_methods() -> None:
 
 
 def test_topologies() -> None:
-    assert [entry["name"] for entry in as_json("topologies")] == ["star", "alone"]
+    assert [entry["name"] for entry in as_json("topologies")] == list(TOPOLOGIES)
     assert "One hub" in call("topologies").stdout
 
 
 def test_tasks() -> None:
+    embedded = {name for name in TASKS if name.startswith("digits")} | {"attributes", "associative"}
     assert {e["name"]: e["needs_data"] for e in as_json("tasks")} == {
-        name: name != "digits" for name in TASKS
+        name: name not in embedded for name in TASKS
     }
+    assert "No node has labels for training." in call("tasks", "associative").stdout
     assert "polyfed tasks mnist --data DIR" in call("tasks", "mnist").stdout
     assert as_json("tasks", "mnist")["holds"] == {}
     flags = [entry["option"] for entry in as_json("tasks", "mnist")["options"]]

@@ -158,7 +158,7 @@ def test_fifteen_nodes_two_modified() -> None:
 
 
 def test_options_reach_the_data() -> None:
-    task = Associative(num_nodes=3, modified=1, ones=8, noise=0, wrap=True, hidden=20)
+    task = Associative(num_nodes=3, modified=1, ones=8, flips=0, wrap=True, cells=20)
     nodes = task.nodes(0)
     x, y = nodes[0].data["test"].x, nodes[0].data["test"].y
     assert len(nodes) == 3
@@ -186,7 +186,7 @@ def test_initial_weights_are_common_or_own_and_follow_the_seed() -> None:
 
 def test_a_node_learns_its_own_completion() -> None:
     """Without noise, wide apart: trained long enough, both kinds of node recall their own."""
-    for node in Associative(num_nodes=2, modified=1, noise=0).nodes(0):
+    for node in Associative(num_nodes=2, modified=1, flips=0).nodes(0):
         assert node.score is not None
         before = node.score(node.model, node.data["test"])
         for _ in range(40):
@@ -215,10 +215,10 @@ def test_a_phase_takes_the_rule_in_the_place_of_a_loss() -> None:
         ({"ones": 6}, r"need 3 \* 6 \* 3 = 54 places"),
         ({"ones": 0}, "BinaryVectors.ones must be between 1 and 16, got 0"),
         ({"ones": 17, "wrap": True}, "BinaryVectors.ones must be between 1 and 16, got 17"),
-        ({"noise": -1}, "BinaryVectors.noise must be between 0 and 50, got -1"),
+        ({"flips": -1}, "BinaryVectors.noise must be between 0 and 50, got -1"),
         ({"modified": 16}, "Associative.modified must be between 0 and 15, got 16"),
         ({"num_nodes": 0}, "Associative.num_nodes must be >= 1, got 0"),
-        ({"hidden": 0}, "Associative.hidden must be >= 1, got 0"),
+        ({"cells": 0}, "Associative.cells must be >= 1, got 0"),
     ],
 )
 def test_options_that_cannot_be(values: dict[str, int], text: str) -> None:

@@ -126,9 +126,9 @@ class Associative(Task):
         num_nodes: number of nodes.
         modified: how many of them, the last ones, are modified.
         ones: ones in a cue, and as many to guess.
-        noise: bits flipped in each vector.
+        flips: bits flipped in each vector.
         wrap: take places beyond the 50 bits from the beginning again, as more than 5 ones need.
-        hidden: hidden neurons of a network.
+        cells: hidden neurons of a network.
     """
 
     name: ClassVar[str] = "associative"
@@ -137,14 +137,14 @@ class Associative(Task):
     num_nodes: int = 15
     modified: int = 2
     ones: int = 4
-    noise: int = 2
+    flips: int = 2
     wrap: bool = False
-    hidden: int = 400
+    cells: int = 400
 
     def __post_init__(self) -> None:
         check.at_least(self, "num_nodes", 1)
         check.between(self, "modified", 0, self.num_nodes)
-        check.at_least(self, "hidden", 1)
+        check.at_least(self, "cells", 1)
         self._vectors()
 
     def nodes(self, seed: int) -> list[Node]:
@@ -157,7 +157,7 @@ class Associative(Task):
         ]
 
     def _vectors(self) -> BinaryVectors:
-        return BinaryVectors(ones=self.ones, noise=self.noise, wrap=self.wrap)
+        return BinaryVectors(ones=self.ones, noise=self.flips, wrap=self.wrap)
 
     def _data(self, *, modified: bool) -> Data:
         vectors = self._vectors()
@@ -171,5 +171,5 @@ class Associative(Task):
     def _memory(self, seed: int, node: str) -> Model:
         owner = (node,) if self.init == "own" else ()
         with ambient(seed, "init", *owner):
-            net = AssociativeMemory(self._vectors().length, self.hidden)
+            net = AssociativeMemory(self._vectors().length, self.cells)
         return Model.split(net, hidden="hidden", visible="visible")
