@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from polyfed.core.message import Message
@@ -39,7 +39,8 @@ class Ledger:
             }
             for name, t in message.tensors.items()
         ]
-        self._log.append(asdict(Crossing(tick, source, to, message.nbytes, tensors, hops)))
+        crossing = Crossing(tick, source, to, message.nbytes, tensors, hops)
+        self._log.append(dict(vars(crossing)))
 
     def __len__(self) -> int:
         return len(self._log.records)
