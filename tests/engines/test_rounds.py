@@ -268,3 +268,8 @@ def test_nodes_made_for_the_run_are_not_copied() -> None:
     nodes = tiny()
     run = pf.run(pf.FedAvg(rounds=1, batch=8), nodes)
     assert run.nodes["M0"].model.net is not nodes[0].model.net
+
+
+def test_a_star_has_no_links_to_cut() -> None:
+    with pytest.raises(pf.errors.ConfigError, match="star has no links between nodes to cut"):
+        pf.run(pf.FedAvg(rounds=1, batch=8), tiny(), fail="cut 0-1 @1")

@@ -79,6 +79,52 @@ def literal_train() -> Callable[..., None]:
     return _literal_train
 
 
+def _literal_rounds(
+    nodes: Sequence[Node],
+    rounds: int,
+    phases: Sequence[tuple[Sequence[str], int]],
+    averaged: str,
+    *,
+    by_examples: bool,
+    batch: int,
+    lr: float,
+) -> dict[str, nn.Module]:
+    """Each round: train these children for these epochs, one after another; average one child."""
+    nets = {node.name: copy.deepcopy(node.model.net) for node in nodes}
+    data = {node.name: node.data["train"] for node in nodes}
+    total = sum(len(split) for split in data.values())
+    for t in range(1, rounds + 1):
+        for name, net in nets.items():
+            for i, (children, epochs) in enumerate(phases):
+                _literal_train(
+                    net,
+                    [net.get_submodule(child) for child in children],
+                    data[name].x,
+                    data[name].y,
+                    name=name,
+                    path=("tick", t, "local", i),
+                    epochs=epochs,
+                    batch=batch,
+                    lr=lr,
+                )
+        mean: dict[str, Tensor] = {}
+        for name, net in nets.items():
+            weight = len(data[name]) / total if by_examples else 1 / len(nets)
+            for key, value in net.get_submodule(averaged).state_dict().items():
+                mean[key] = mean.get(key, 0) + weight * value.double()
+        for net in nets.values():
+            child = net.get_submodule(averaged)
+            for key, value in child.state_dict().items():
+                exact = mean[key] if value.is_floating_point() else mean[key].round()
+                value.copy_(exact.to(value.dtype))
+    return nets
+
+
+@pytest.fixture(scope="session")
+def literal_rounds() -> Callable[..., dict[str, nn.Module]]:
+    return _literal_rounds
+
+
 def _plain_net(inputs: int = 6, width: int = 5, classes: int = 3) -> nn.Module:
     trunk = nn.Sequential(nn.Linear(inputs, 8), nn.Tanh(), nn.Linear(8, width))
     return nn.Sequential(OrderedDict(trunk=trunk, head=nn.Linear(width, classes)))

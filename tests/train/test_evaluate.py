@@ -147,3 +147,10 @@ def test_batchnorm_evaluates_a_sample_the_same_in_any_company() -> None:
     model = Model.split(net, all=...)
     x = torch.randn(8, 3, generator=stream(0, "x"))
     assert torch.equal(outputs(model, x)[:1], outputs(model, x[:1]))
+
+
+def test_one_output_says_1_from_a_half_on() -> None:
+    model = Model.split(nn.Sequential(nn.Identity(), nn.Linear(1, 1)), trunk="0", head="1")
+    model.load({"1.weight": torch.ones(1, 1), "1.bias": torch.zeros(1)})
+    split = Split(torch.tensor([[0.1], [0.5], [0.9], [0.4]]), torch.tensor([0.0, 1.0, 0.0, 1.0]))
+    assert accuracy(model, split) == 0.5

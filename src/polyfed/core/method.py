@@ -20,7 +20,15 @@ from typing import Any, ClassVar
 from polyfed import check
 from polyfed.core.message import Message, Spec
 from polyfed.core.node import Name, Node
-from polyfed.core.phase import EarlyStop, Objective, Optimiser, OptimiserName, Phase, cross_entropy
+from polyfed.core.phase import (
+    EarlyStop,
+    Objective,
+    Optimiser,
+    OptimiserName,
+    Phase,
+    Rule,
+    cross_entropy,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +123,7 @@ class Method(ABC):
         self,
         label: str,
         *,
-        objective: Objective = cross_entropy,
+        objective: Objective | Rule = cross_entropy,
         patience: int = 0,
         **settings: Any,
     ) -> Phase:

@@ -59,6 +59,7 @@ class Topology(ABC):
     """
 
     name: ClassVar[str]
+    has_links: ClassVar[bool] = False  # nodes are neighbours: a link between two can be cut
 
     seed: int = field(default=0, repr=False)
     names: tuple[Name, ...] = field(default=(), repr=False)

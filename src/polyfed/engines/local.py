@@ -50,10 +50,10 @@ class Settings:
         device: where tensors live: cpu, cuda, cuda:1, ...
         evaluate_every: rounds between evaluations on the test splits; the last is always evaluated.
         absent: nodes that are away in a round, {3: ("M1",)}.
-        checkpoint_every: rounds between checkpoints in the run folder; 0 writes none.
         stack: train equal phases of equal networks as one computation: where a measurement says it
             is faster (auto), wherever possible (always), or never.
         fail: what breaks and when, such as "cut 0-1 @3; kill M2 @5; heal @8" (`core/faults.py`).
+        checkpoint_every: rounds between checkpoints in the run folder; 0 writes none.
     """
 
     seed: int = 0
@@ -99,6 +99,11 @@ class LocalEngine:
         check_federation([*parties, *(hub for hub in hubs if "train" in hub.data)])
         _check_names([n.name for n in parties], topology, settings)
         self._faults = Faults.parse(settings.fail or "", [n.name for n in parties])
+        if not topology.has_links and any(len(e.what) == 2 for e in self._faults.events):
+            raise ConfigError(
+                f"fail {settings.fail!r}: the topology {topology.name} has no links between nodes "
+                "to cut. Use ring, dual-ring or pipeline, or kill a node."
+            )
         prepared = method.prepare([replace(n, seed=settings.seed) for n in parties])
         method.check([*prepared, *hubs])
         device, moved = torch_device(settings.device), {} if moved is None else moved

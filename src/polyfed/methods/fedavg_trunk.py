@@ -10,24 +10,21 @@ Deviations from the paper: patience is not stated there; 5 is used.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from polyfed import check
-from polyfed.core.message import Message, Spec
-from polyfed.core.method import Method
-from polyfed.core.node import Name, Node
+from polyfed.core.message import Message
+from polyfed.core.node import Node
 from polyfed.core.phase import Phase
-from polyfed.maths.mixing import weighted_mean
+from polyfed.methods._averaging import TRUNK, Averaging, Shares, Weighting
 from polyfed.train import keep_best, roll_back
-from polyfed.train.agree import check_same_parts, parts_beside
-
-TRUNK = "trunk"
+from polyfed.train.agree import parts_beside
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvgTrunk(Method):
+class FedAvgTrunk(Averaging):
     """Average the trunk, then fine-tune the head.
 
     Attributes:
@@ -40,7 +37,9 @@ class FedAvgTrunk(Method):
 
     name: ClassVar[str] = "fedavg-trunk"
     title: ClassVar[str] = "average the trunk at a hub, fine-tune the heads"
+    shares: ClassVar[Shares] = "trunk"
 
+    weighting: Weighting = "uniform"
     init_epochs: int = 0
     local_epochs: int = 5
     finetune_epochs: int = 2
@@ -49,14 +48,7 @@ class FedAvgTrunk(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("init_epochs", "local_epochs", "finetune_epochs", "patience"):
-            check.at_least(self, name, 0)
-
-    def check(self, nodes: Sequence[Node]) -> None:
-        """All trunks have the same shape."""
-        for node in nodes:
-            parts_beside(node, TRUNK)
-        check_same_parts(nodes, TRUNK)
+        check.at_least(self, "patience", 0)
 
     def start(self, node: Node) -> Iterable[Phase]:
         """Pre-training."""
@@ -65,21 +57,6 @@ class FedAvgTrunk(Method):
     def local(self, node: Node) -> Iterable[Phase]:
         """All parts on the node's own data."""
         yield self.phase("local", epochs=self.local_epochs, patience=self.patience)
-
-    def sends(self, node: Node) -> Spec:
-        """The trunk."""
-        return node.model.spec(TRUNK)
-
-    def send(self, node: Node) -> Message:
-        """The trunk."""
-        return Message(node.model.state(TRUNK))
-
-    def combine(
-        self, place: Node, got: Mapping[Name, Message], to: Sequence[Name]
-    ) -> Mapping[Name, Message]:
-        """The uniform mean."""
-        reply = Message(weighted_mean([m.tensors for m in got.values()], [1.0] * len(got)))
-        return dict.fromkeys(to, reply)
 
     def receive(self, node: Node, message: Message) -> Iterable[Phase]:
         """Load the mean trunk, then fit the head to it."""

@@ -40,6 +40,21 @@ _RECIPES: Mapping[str, Mapping[str, Any]] = {
     "local": _ALONE,
     "joint": _ALONE,
     "fedavg": _ALL,
+    "fedper": _ALL,
+    "lg-fedavg": _ALL,
+    "fedala": _ALL,
+    "fedbabu": _ALL,
+    "ccvr": {**_ALL, "rounds": 6},
+    "li": {
+        "rounds": 30,
+        "batch": 0.2,
+        "lr": 3e-3,
+        "head_epochs": 2,
+        "trunk_epochs": 2,
+        "decay_every": 0,
+    },
+    "cwt": {"rounds": 30, "batch": 0.2, "lr": 1e-3, "local_epochs": 4},
+    "fedrep": {"rounds": 5, "batch": 0.2, "lr": 3e-3, "head_epochs": 10, "trunk_epochs": 10},
 }
 _QUICK = {"rounds": 2, "init_epochs": 2, "distil_epochs": 2, "local_epochs": 2}
 

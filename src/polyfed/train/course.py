@@ -82,7 +82,7 @@ class Course:
         """The epoch and the batch where a walk goes on."""
         kept = self.node.memory.get(self._key)
         epoch, first = (0, 0) if kept is None else map(int, kept.tolist())
-        return epoch, first
+        return (epoch, first) if first < len(self.sizes) else (epoch + 1, 0)
 
 
 @lru_cache(maxsize=4096)
