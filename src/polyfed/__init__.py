@@ -15,12 +15,21 @@ __version__ = "0.1.0"
 
 # Nothing heavy is imported until it is asked for: `polyfed --help` answers at once.
 _WHERE = {
+    "CCVR": "polyfed.methods.ccvr",
+    "CWT": "polyfed.methods.cwt",
     "Data": "polyfed.core.data",
+    "FedALA": "polyfed.methods.fedala",
     "FedAvg": "polyfed.methods.fedavg",
     "FedAvgTrunk": "polyfed.methods.fedavg_trunk",
+    "FedBABU": "polyfed.methods.fedbabu",
     "FedLinked": "polyfed.methods.fedlinked",
+    "FedPer": "polyfed.methods.fedper",
+    "FedRep": "polyfed.methods.fedrep",
     "Joint": "polyfed.methods.joint",
+    "LGFedAvg": "polyfed.methods.lg_fedavg",
+    "LI": "polyfed.methods.li",
     "Local": "polyfed.methods.local",
+    "MOCHA": "polyfed.methods.mocha",
     "Message": "polyfed.core.message",
     "Method": "polyfed.core.method",
     "Model": "polyfed.core.model",
@@ -67,11 +76,20 @@ if TYPE_CHECKING:
     from polyfed.engines.run import Run as Run
     from polyfed.engines.run import resume as resume
     from polyfed.engines.run import run as run
+    from polyfed.methods.ccvr import CCVR as CCVR
+    from polyfed.methods.cwt import CWT as CWT
+    from polyfed.methods.fedala import FedALA as FedALA
     from polyfed.methods.fedavg import FedAvg as FedAvg
     from polyfed.methods.fedavg_trunk import FedAvgTrunk as FedAvgTrunk
+    from polyfed.methods.fedbabu import FedBABU as FedBABU
     from polyfed.methods.fedlinked import FedLinked as FedLinked
+    from polyfed.methods.fedper import FedPer as FedPer
+    from polyfed.methods.fedrep import FedRep as FedRep
     from polyfed.methods.joint import Joint as Joint
+    from polyfed.methods.lg_fedavg import LGFedAvg as LGFedAvg
+    from polyfed.methods.li import LI as LI
     from polyfed.methods.local import Local as Local
+    from polyfed.methods.mocha import MOCHA as MOCHA
 
 
 def __getattr__(name: str) -> Any:

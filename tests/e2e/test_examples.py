@@ -10,12 +10,22 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PRINTED = {
+    "ccvr": r"^with the head calibrated in round 11: 0\.\d{3}$",
+    "cwt": r"^cwt +0\.\d{3} +0\.\d{3} +0\.\d{3} +0\.\d{3} +1\.5 MB",
+    "fedala": r"^  M2( 0\.\d{3}){6}; \d+ 1 1 1 1 1$",
     "fedavg": r"^west +0\.\d{4} +144\.5 kB +144\.4 kB$",
     "fedavg_trunk": r"^M0 to hub: trunk\.0\.weight, .*; 49424 bytes$",
+    "fedbabu": r"^fine-tuned head: 0\.\d{3} under the random head, then 0\.\d{3}$",
     "fedlinked": r"^bytes that left M0: 384000$",
+    "fedper": r"^M2: 12356 numbers of the trunk are common, 165 of the head are its own$",
+    "fedrep": r"^  round  8: 0\.\d{3} 0\.\d{3}$",
     "joint": r"^joint +0\.\d{3} ± 0\.\d{3}",
+    "lg_fedavg": r"^a message is 688 bytes: the head and a count$",
+    "li": r"^round 3: M0 to M1, 49440 bytes over 2 link\(s\)$",
     "local": r"^bytes sent: 0$",
+    "mocha": r"^  P5 -0\.\d\d -0\.\d\d -0\.\d\d \+0\.\d\d \+0\.\d\d \+1\.00$",
     "own_method": r"^check_method: no complaint$",
+    "personal": r"^fedbabu +0\.\d{3} ± 0\.\d{3} +\d+\.\d kB",
 }
 
 

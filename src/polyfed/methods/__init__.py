@@ -16,7 +16,16 @@ METHODS: dict[str, tuple[str, str]] = {
     "joint": ("joint", "Joint"),
     "fedavg": ("fedavg", "FedAvg"),
     "fedavg-trunk": ("fedavg_trunk", "FedAvgTrunk"),
+    "fedper": ("fedper", "FedPer"),
+    "fedrep": ("fedrep", "FedRep"),
+    "fedbabu": ("fedbabu", "FedBABU"),
+    "lg-fedavg": ("lg_fedavg", "LGFedAvg"),
+    "fedala": ("fedala", "FedALA"),
+    "ccvr": ("ccvr", "CCVR"),
+    "mocha": ("mocha", "MOCHA"),
     "fedlinked": ("fedlinked", "FedLinked"),
+    "cwt": ("cwt", "CWT"),
+    "li": ("li", "LI"),
 }
 
 

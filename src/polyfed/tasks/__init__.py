@@ -19,9 +19,38 @@ TASKS: dict[str, tuple[str, str]] = {
     "cifar10": ("images", "Cifar10"),
     "svhn": ("images", "Svhn"),
     "mnist": ("images", "Mnist"),
+    "cifar100": ("more_images", "Cifar100"),
+    "letters": ("more_images", "Letters"),
+    "agnews": ("news", "AgNews"),
+    "landmine": ("silos", "Landmine"),
+    "heart": ("silos", "Heart"),
+    "vehicle": ("silos", "Vehicle"),
+    "attributes": ("shared_inputs", "Attributes"),
+    "celeba": ("faces", "CelebA"),
+    "associative": ("binary_vectors", "Associative"),
 }
 
-__all__ = ["TASKS", "Task", "cifar10", "digits", "load", "make", "mnist", "stratified", "svhn"]
+__all__ = [
+    "TASKS",
+    "Task",
+    "agnews",
+    "associative",
+    "attributes",
+    "celeba",
+    "cifar10",
+    "cifar100",
+    "cifar100_encoders",
+    "digits",
+    "heart",
+    "landmine",
+    "letters",
+    "load",
+    "make",
+    "mnist",
+    "stratified",
+    "svhn",
+    "vehicle",
+]
 
 
 def load(name: str) -> type[Task]:
@@ -56,3 +85,53 @@ def svhn(**values: Any) -> Task:
 def mnist(**values: Any) -> Task:
     """MNIST, from a folder: `tasks.mnist(data=DIR, partition="dirichlet:0.1")`."""
     return make("mnist", values)
+
+
+def cifar100(**values: Any) -> Task:
+    """CIFAR-100, from a folder: `tasks.cifar100(data=DIR, partition="pathological:10")`."""
+    return make("cifar100", values)
+
+
+def letters(**values: Any) -> Task:
+    """EMNIST letters, from a folder: `tasks.letters(data=DIR)`."""
+    return make("letters", values)
+
+
+def agnews(**values: Any) -> Task:
+    """AG News, from a folder: `tasks.agnews(data=DIR)`."""
+    return make("agnews", values)
+
+
+def landmine(**values: Any) -> Task:
+    """Landmine detection in 29 fields, from a folder: `tasks.landmine(data=DIR)`."""
+    return make("landmine", values)
+
+
+def heart(**values: Any) -> Task:
+    """UCI heart disease in four hospitals, from a folder: `tasks.heart(data=DIR)`."""
+    return make("heart", values)
+
+
+def vehicle(**values: Any) -> Task:
+    """The vehicle sensor network, from a folder: `tasks.vehicle(data=DIR)`."""
+    return make("vehicle", values)
+
+
+def attributes(**values: Any) -> Task:
+    """Twelve attributes of the embedded digits, one a node."""
+    return make("attributes", values)
+
+
+def celeba(**values: Any) -> Task:
+    """CelebA, from a folder: `tasks.celeba(data=DIR)`."""
+    return make("celeba", values)
+
+
+def associative(**values: Any) -> Task:
+    """Binary vectors to be completed from memory, some nodes with other ones."""
+    return make("associative", values)
+
+
+def cifar100_encoders(**values: Any) -> Task:
+    """CIFAR-100 with four different networks: `tasks.cifar100_encoders(data=DIR)`."""
+    return make("cifar100-encoders", values)

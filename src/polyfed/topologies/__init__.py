@@ -12,11 +12,22 @@ from polyfed import options
 from polyfed.core.topology import Topology
 from polyfed.errors import UnknownNameError
 from polyfed.topologies.alone import Alone
+from polyfed.topologies.ring import DualRing, Pipeline, Ring
 from polyfed.topologies.star import Star
 
-TOPOLOGIES: dict[str, type[Topology]] = {t.name: t for t in (Star, Alone)}
+TOPOLOGIES: dict[str, type[Topology]] = {t.name: t for t in (Star, Alone, Ring, DualRing, Pipeline)}
 
-__all__ = ["TOPOLOGIES", "Alone", "Star", "label", "make", "options_of"]
+__all__ = [
+    "TOPOLOGIES",
+    "Alone",
+    "DualRing",
+    "Pipeline",
+    "Ring",
+    "Star",
+    "label",
+    "make",
+    "options_of",
+]
 
 
 def make(text: str) -> Topology:
