@@ -109,7 +109,6 @@ def test_a_short_last_batch_can_be_left_out() -> None:
     assert [len(batch) for batch in seen] == [3]
 
 
-
 def test_an_epoch_sees_every_sample_once_in_a_new_order() -> None:
     seen, done = _batches(_node(10), epochs=3)
     epochs = [_joined(seen[i : i + 3]) for i in (0, 3, 6)]
