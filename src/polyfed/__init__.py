@@ -18,6 +18,7 @@ _WHERE = {
     "CCVR": "polyfed.methods.ccvr",
     "CWT": "polyfed.methods.cwt",
     "Data": "polyfed.core.data",
+    "DynamicAveraging": "polyfed.methods.dynamic_averaging",
     "FedALA": "polyfed.methods.fedala",
     "FedAvg": "polyfed.methods.fedavg",
     "FedAvgTrunk": "polyfed.methods.fedavg_trunk",
@@ -34,6 +35,7 @@ _WHERE = {
     "Method": "polyfed.core.method",
     "Model": "polyfed.core.model",
     "Node": "polyfed.core.node",
+    "PartialAveraging": "polyfed.methods.partial_averaging",
     "Phase": "polyfed.core.phase",
     "Run": "polyfed.engines.run",
     "Topology": "polyfed.core.topology",
@@ -78,6 +80,7 @@ if TYPE_CHECKING:
     from polyfed.engines.run import run as run
     from polyfed.methods.ccvr import CCVR as CCVR
     from polyfed.methods.cwt import CWT as CWT
+    from polyfed.methods.dynamic_averaging import DynamicAveraging as DynamicAveraging
     from polyfed.methods.fedala import FedALA as FedALA
     from polyfed.methods.fedavg import FedAvg as FedAvg
     from polyfed.methods.fedavg_trunk import FedAvgTrunk as FedAvgTrunk
@@ -90,6 +93,7 @@ if TYPE_CHECKING:
     from polyfed.methods.li import LI as LI
     from polyfed.methods.local import Local as Local
     from polyfed.methods.mocha import MOCHA as MOCHA
+    from polyfed.methods.partial_averaging import PartialAveraging as PartialAveraging
 
 
 def __getattr__(name: str) -> Any:

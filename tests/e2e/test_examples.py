@@ -12,6 +12,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 PRINTED = {
     "ccvr": r"^with the head calibrated in round 11: 0\.\d{3}$",
     "cwt": r"^cwt +0\.\d{3} +0\.\d{3} +0\.\d{3} +0\.\d{3} +1\.5 MB",
+    "dynamic_averaging": r"^round \d+: M0 sends its slice, 11112 bytes$",
     "fedala": r"^  M2( 0\.\d{3}){6}; \d+ 1 1 1 1 1$",
     "fedavg": r"^west +0\.\d{4} +144\.5 kB +144\.4 kB$",
     "fedavg_trunk": r"^M0 to hub: trunk\.0\.weight, .*; 49424 bytes$",
@@ -25,6 +26,7 @@ PRINTED = {
     "local": r"^bytes sent: 0$",
     "mocha": r"^  P5 -0\.\d\d -0\.\d\d -0\.\d\d \+0\.\d\d \+0\.\d\d \+1\.00$",
     "own_method": r"^check_method: no complaint$",
+    "partial_averaging": r"^  M2 to hub-near: near, 1672 bytes$",
     "personal": r"^fedbabu +0\.\d{3} ± 0\.\d{3} +\d+\.\d kB",
 }
 

@@ -36,7 +36,7 @@ from polyfed.errors import UnknownNameError
 if TYPE_CHECKING:
     from polyfed.experiments.experiment import Experiment
 
-FAMILIES = ("fedlinked",)
+FAMILIES = ("fedlinked", "partial_averaging", "partial_averaging_more")
 
 
 def every() -> dict[str, Experiment]:

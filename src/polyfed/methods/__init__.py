@@ -24,6 +24,8 @@ METHODS: dict[str, tuple[str, str]] = {
     "ccvr": ("ccvr", "CCVR"),
     "mocha": ("mocha", "MOCHA"),
     "fedlinked": ("fedlinked", "FedLinked"),
+    "partial-averaging": ("partial_averaging", "PartialAveraging"),
+    "dynamic-averaging": ("dynamic_averaging", "DynamicAveraging"),
     "cwt": ("cwt", "CWT"),
     "li": ("li", "LI"),
 }

@@ -28,6 +28,10 @@ TASKS: dict[str, tuple[str, str]] = {
     "attributes": ("shared_inputs", "Attributes"),
     "celeba": ("faces", "CelebA"),
     "associative": ("binary_vectors", "Associative"),
+    "digits-permuted": ("permuted", "DigitsPermuted"),
+    "mnist-permuted": ("permuted", "MnistPermuted"),
+    "mnist-writers": ("writers", "MnistWriters"),
+    "letters-hands": ("writers", "LettersHands"),
 }
 
 __all__ = [
@@ -41,12 +45,16 @@ __all__ = [
     "cifar100",
     "cifar100_encoders",
     "digits",
+    "digits_permuted",
     "heart",
     "landmine",
     "letters",
+    "letters_hands",
     "load",
     "make",
     "mnist",
+    "mnist_permuted",
+    "mnist_writers",
     "stratified",
     "svhn",
     "vehicle",
@@ -85,6 +93,26 @@ def svhn(**values: Any) -> Task:
 def mnist(**values: Any) -> Task:
     """MNIST, from a folder: `tasks.mnist(data=DIR, partition="dirichlet:0.1")`."""
     return make("mnist", values)
+
+
+def digits_permuted(**values: Any) -> Task:
+    """The embedded digits, whose labels some nodes permute."""
+    return make("digits-permuted", values)
+
+
+def mnist_permuted(**values: Any) -> Task:
+    """MNIST, whose labels some nodes permute: `tasks.mnist_permuted(data=DIR, kind="s3")`."""
+    return make("mnist-permuted", values)
+
+
+def mnist_writers(**values: Any) -> Task:
+    """MNIST with a writer for every node: `tasks.mnist_writers(data=DIR)`."""
+    return make("mnist-writers", values)
+
+
+def letters_hands(**values: Any) -> Task:
+    """EMNIST's letters with a made-up hand for every node: `tasks.letters_hands(data=DIR)`."""
+    return make("letters-hands", values)
 
 
 def cifar100(**values: Any) -> Task:

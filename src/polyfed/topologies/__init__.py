@@ -12,15 +12,21 @@ from polyfed import options
 from polyfed.core.topology import Topology
 from polyfed.errors import UnknownNameError
 from polyfed.topologies.alone import Alone
+from polyfed.topologies.gossip import Gossip
+from polyfed.topologies.groups import Groups
 from polyfed.topologies.ring import DualRing, Pipeline, Ring
 from polyfed.topologies.star import Star
 
-TOPOLOGIES: dict[str, type[Topology]] = {t.name: t for t in (Star, Alone, Ring, DualRing, Pipeline)}
+TOPOLOGIES: dict[str, type[Topology]] = {
+    t.name: t for t in (Star, Alone, Groups, Gossip, Ring, DualRing, Pipeline)
+}
 
 __all__ = [
     "TOPOLOGIES",
     "Alone",
     "DualRing",
+    "Gossip",
+    "Groups",
     "Pipeline",
     "Ring",
     "Star",
