@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 
 # Nothing heavy is imported until it is asked for: `polyfed --help` answers at once.
 _WHERE = {
+    "AutoSlices": "polyfed.methods.auto_slices",
     "CCVR": "polyfed.methods.ccvr",
     "CWT": "polyfed.methods.cwt",
     "Data": "polyfed.core.data",
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
     from polyfed.engines.run import Run as Run
     from polyfed.engines.run import resume as resume
     from polyfed.engines.run import run as run
+    from polyfed.methods.auto_slices import AutoSlices as AutoSlices
     from polyfed.methods.ccvr import CCVR as CCVR
     from polyfed.methods.cwt import CWT as CWT
     from polyfed.methods.dynamic_averaging import DynamicAveraging as DynamicAveraging

@@ -10,6 +10,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PRINTED = {
+    "auto_slices": r"^seed 1, from round 41 on: M0\+M1\+M2 M3\+M4\+M5$",
     "ccvr": r"^with the head calibrated in round 11: 0\.\d{3}$",
     "cwt": r"^cwt +0\.\d{3} +0\.\d{3} +0\.\d{3} +0\.\d{3} +1\.5 MB",
     "dynamic_averaging": r"^round \d+: M0 sends its slice, 11112 bytes$",

@@ -153,7 +153,7 @@ def test_recipes() -> None:
     }
     assert tasks.mnist_permuted(hidden="300=100=10").recipe("partial-averaging")["scheme"] == "80%"
     assert task.recipe("fedavg") == {}
-    for name in ("partial-averaging", "dynamic-averaging"):
+    for name in ("partial-averaging", "dynamic-averaging", "auto-slices"):
         for chosen in (task, tasks.digits_permuted(), tasks.mnist_writers(), tasks.letters_hands()):
             assert make(name, {}, chosen).block == chosen.recipe(name)["block"]
     quick = tasks.digits_permuted(quick=True).recipe("partial-averaging")

@@ -329,7 +329,7 @@ def _training_size() -> Experiment:
     )
 
 
-DEEP = "784=300=100=10=10"
+DEEP = "5 layers"  # 784=300=100=10=10
 HEAD_LOCAL, DEEP_HEAD_LOCAL = "784-300-100-0", "784-300-100-10-0"
 _LAYOUTS = {  # scheme, hidden layers
     ALONE: (NONE, "300=100"),

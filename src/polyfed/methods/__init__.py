@@ -26,6 +26,7 @@ METHODS: dict[str, tuple[str, str]] = {
     "fedlinked": ("fedlinked", "FedLinked"),
     "partial-averaging": ("partial_averaging", "PartialAveraging"),
     "dynamic-averaging": ("dynamic_averaging", "DynamicAveraging"),
+    "auto-slices": ("auto_slices", "AutoSlices"),
     "cwt": ("cwt", "CWT"),
     "li": ("li", "LI"),
 }
