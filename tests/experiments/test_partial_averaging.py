@@ -259,7 +259,9 @@ def made(cell: Cell, files: Path) -> tuple[PartialAveraging, list[Node]]:
     return method, task.nodes(0)
 
 
-@pytest.mark.parametrize("name", sorted(EVERY.keys() - {"V.2.c"}))
+@pytest.mark.parametrize(
+    "name", ["V.2.a", "V.2.b", "V.3.a", "V.3.b", "V.3.d", "V.3.e", "V.3.i", "V.4", "V.5"]
+)  # V.3.c, f, g and h have the schemes and networks of V.3.a; V.2.c is below
 def test_every_scheme_fits_its_networks(name: str, files: Path) -> None:
     lines = {(c.panel, c.series): c for c in EVERY[name].cells}  # the last point of each
     for cell in lines.values():

@@ -30,7 +30,7 @@ from polyfed.record.recorder import read_result
 from polyfed.tasks import Task
 
 COMMIT_VARIABLE = "POLYFED_COMMIT"  # names the commit where there is a copy without its history
-_IN_STEP = 400  # runs in step on a GPU
+_IN_STEP = 250  # runs in step on a GPU; each has three files open, of 1,024 that are usual
 ORIGIN = "origin.json"  # in a run folder: by which commit and on which device it was run
 
 
