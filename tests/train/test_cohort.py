@@ -25,9 +25,10 @@ from polyfed.core.phase import (
 )
 from polyfed.random import ambient
 from polyfed.train import cohort, together
-from polyfed.train.cohort import CannotStackError, fit_cohort, score_cohort
+from polyfed.train.cohort import fit_cohort, score_cohort
 from polyfed.train.evaluate import accuracy
 from polyfed.train.loop import Fitted, fit
+from polyfed.train.stepper import CannotStackError
 from polyfed.train.together import Exam, StackWarning, Trainer, measure, remembered
 from polyfed.train.track import Job
 

@@ -5,8 +5,7 @@
 
 All rows step together, so their optimisers agree on the number of steps. A node that is done is
 copied out at that moment, and what its row does afterwards is of no account; when half of the rows
-are done, the others move to a smaller stack. On a GPU the step becomes a CUDA graph, which finds
-its batch by a counter on the device.
+are done, the others move to a smaller stack.
 """
 
 from __future__ import annotations
@@ -18,29 +17,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from polyfed.core.model import evaluating
 from polyfed.core.node import Node
 from polyfed.core.phase import Optimiser
 from polyfed.random import ambient
+from polyfed.train.deferred import DeferredStepper, can_defer
 from polyfed.train.evaluate import rows_per_batch
 from polyfed.train.loop import Fitted, training_split
-from polyfed.train.track import Job, Losses, Pool, Tensors, Track
+from polyfed.train.stepper import Loss, RowMajorLinear, Stepper
+from polyfed.train.track import Job, Pool, Tensors, Track
 
-_TABLE = 1 << 22  # batch indices prepared at a time
-_WARM = 3  # real steps before a CUDA graph is captured
-_WORTH_A_GRAPH = 12
 _KEPT = (1, 6)  # stacks kept for later phases, on a CPU and on a GPU
-_REFUSALS = (RuntimeError, NotImplementedError, ValueError, TypeError)  # what vmap raises
 
 
-class CannotStackError(Exception):
-    """These networks or this objective cannot be computed as a stack; nothing has changed."""
-
-
-Kept = dict[Hashable, "_Cohort"]
+Kept = dict[Hashable, "Cohort"]
 
 
 def fit_cohort(
@@ -63,7 +54,7 @@ def fit_cohort(
     noise = ambient(first.node.seed, *path, device=device)
     with noise, first.node.model.moving(*first.phase.parts) as parameters:
         if cohort is None:
-            cohort = _Cohort(jobs, parameters, graph=graph and device.type == "cuda")
+            cohort = Cohort(jobs, parameters, graph=graph and device.type == "cuda")
         cohort.begin(jobs)
         fitted = cohort.run()
     if cohort.is_whole:
@@ -88,7 +79,7 @@ def score_cohort(nodes: Sequence[Node], split: str) -> list[float]:
     right = torch.zeros(len(nodes), device=pool.x.device)
 
     def forward(own: Tensors, x: Tensor) -> Tensor:
-        with _RowMajorLinear():
+        with RowMajorLinear():
             out: Tensor = functional_call(net, own, (x,))
         return out
 
@@ -102,14 +93,14 @@ def score_cohort(nodes: Sequence[Node], split: str) -> list[float]:
     return [float(share) for share in (right.cpu().double() / counts).tolist()]
 
 
-class _Cohort:
+class Cohort:
     """The stack and the tracks of its rows."""
 
     def __init__(
         self, jobs: Sequence[Job], parameters: Sequence[nn.Parameter], *, graph: bool
     ) -> None:
         self.phase, self.graph = jobs[0].phase, graph
-        self.loss = _Loss(jobs[0])
+        self.loss = Loss(jobs[0])
         own = {id(p): name for name, p in self.loss.net.named_parameters()}
         self.names = [own[id(p)] for p in parameters]
         self.owned = [_tensors(job.node) for job in jobs]
@@ -119,7 +110,7 @@ class _Cohort:
         self.settings = [job.phase.optimiser for job in jobs]
         self.has_stepped, self.is_whole = False, jobs[0].phase.keep is None
         self.everyone: list[Track] = []
-        self.stepper: _Stepper | None = None
+        self.stepper: Stepper | None = None
         self.optimisers: _Optimisers | None = None
 
     def begin(self, jobs: Sequence[Job]) -> None:
@@ -141,7 +132,7 @@ class _Cohort:
         """Train every row to the end of its track, then write the rows back."""
         self._let_go([track for track in self.rows if track.left == 0])
         while not all(track.is_done for track in self.rows):
-            self.stepper = self.stepper or _Stepper(self)
+            self.stepper = self.stepper or self._new_stepper()
             while not self._is_sparse():
                 self.stepper.advance(min(t.left for t in self.rows if not t.is_done))
                 ended = [t for t in self.rows if not t.is_done and t.left == 0]
@@ -150,6 +141,9 @@ class _Cohort:
             if not all(track.is_done for track in self.rows):
                 self._shrink()
         return [track.fitted() for track in self.everyone]
+
+    def _new_stepper(self) -> Stepper:
+        return DeferredStepper(self) if can_defer(self) else Stepper(self)
 
     def _rows_of(self, tracks: Sequence[Track]) -> list[int]:
         row = {id(track): i for i, track in enumerate(self.rows)}
@@ -212,180 +206,10 @@ class _Cohort:
             self.optimisers.point_at(self.moving)
 
 
-class _Stepper:
-    """Steps of all rows: batches from a table, by a counter that lives on the device."""
-
-    def __init__(self, cohort: _Cohort) -> None:
-        self.cohort, self.tracks = cohort, cohort.rows
-        self.pool = Pool([track.split for track in self.tracks])
-        self.width = max(max(track.course.sizes) for track in self.tracks)
-        rows, device = len(self.tracks), self.pool.x.device
-        longest = max(track.steps_left for track in self.tracks)
-        self.capacity = min(longest, max(1, _TABLE // (rows * self.width)))
-        shape = (rows, self.capacity, self.width)
-        self.index = torch.zeros(shape, dtype=torch.int64, device=device)
-        self.weight = torch.zeros(shape, device=device) if cohort.weighted else None
-        self.losses = torch.zeros(rows, self.capacity, device=device)
-        self.at = torch.zeros(1, dtype=torch.int64, device=device)
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.graph_from = _WARM if cohort.graph and longest >= _WORTH_A_GRAPH else None
-        self.taken = 0
-
-    def begin(self, tracks: Sequence[Track]) -> bool:
-        """Use it for a new phase of the same rows; False if it does not suit."""
-        widest = max(max(track.course.sizes) for track in tracks)
-        fits = widest == self.width and (self.weight is not None) == self.cohort.weighted
-        self.tracks = list(tracks)
-        return fits and self.pool.refill([track.split for track in tracks])
-
-    def advance(self, steps: int) -> None:
-        """So many steps of every row that is not done."""
-        while steps > 0:
-            count = min(steps, self.capacity)
-            self._run(self._fill(count))
-            losses = Losses(self.losses[:, :count].clone())
-            for row, track in enumerate(self.tracks):
-                if not track.is_done:
-                    track.add(losses, row)
-            steps -= count
-
-    def _fill(self, count: int) -> list[int]:
-        """Write the next batches into the table; their widths."""
-        taken = {row: t.take(count) for row, t in enumerate(self.tracks) if not t.is_done}
-        if self.weight is None:
-            index, widths = self._table(taken)
-        else:
-            index, widths = self._padded(taken, count)
-        _copy(self.index[:, :count], index)
-        return widths
-
-    def _table(self, taken: dict[int, tuple[Tensor, list[int]]]) -> tuple[Tensor, list[int]]:
-        """Rows whose batches have the same sizes: all at once."""
-        rows = torch.tensor(list(taken))
-        orders = torch.stack([order for order, _ in taken.values()])
-        sizes = next(iter(taken.values()))[1]
-        index = torch.zeros(len(self.tracks), len(sizes), self.width, dtype=torch.int64)
-        inside = torch.arange(self.width) < torch.tensor(sizes)[:, None]
-        flat = index.view(len(self.tracks), -1)
-        flat[rows[:, None], inside.flatten().nonzero().squeeze(1)] = orders
-        return index, sizes
-
-    def _padded(
-        self, taken: dict[int, tuple[Tensor, list[int]]], count: int
-    ) -> tuple[Tensor, list[int]]:
-        """Rows whose batches differ in size, and the weight of each place."""
-        shape = (len(self.tracks), count, self.width)
-        index, weight = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape)
-        for row, (order, sizes) in taken.items():
-            inside = torch.arange(self.width) < torch.tensor(sizes)[:, None]
-            index[row][inside] = order
-            weight[row] = inside.float()
-        if self.weight is not None:
-            _copy(self.weight[:, :count], weight)
-        return index, [self.width] * count
-
-    def _run(self, widths: Sequence[int]) -> None:
-        self.at.zero_()
-        for width in widths:
-            if self._is_due(width):
-                self._capture()
-            if self.graph is not None and width == self.width:
-                self.graph.replay()
-            elif self.taken:
-                self._step(width)
-            else:
-                self._first_step(width)
-            self.taken += 1
-
-    def _first_step(self, width: int) -> None:
-        try:
-            self._step(width)
-        except torch.OutOfMemoryError:
-            raise
-        except _REFUSALS as error:
-            if self.cohort.has_stepped:
-                raise
-            raise CannotStackError(str(error)) from error
-        self.cohort.has_stepped = True
-
-    def _is_due(self, width: int) -> bool:
-        """Whether to capture the graph now; the first steps have warmed everything up."""
-        ready = self.graph_from is not None and self.taken >= self.graph_from
-        return ready and self.graph is None and width == self.width
-
-    def _capture(self) -> None:
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph):
-            self._step(self.width)
-        self.graph = graph
-
-    def _step(self, width: int) -> None:
-        cohort = self.cohort
-        index = self.index.index_select(1, self.at).squeeze(1)[:, :width]
-        weight = None
-        if self.weight is not None:
-            weight = self.weight.index_select(1, self.at).squeeze(1)
-            weight = weight / weight.sum(1, keepdim=True).clamp(min=1)
-        x, y = self.pool.take(index)
-        losses = cohort.loss.of_rows({**cohort.moving, **cohort.resting}, x, y, weight)
-        gradients = torch.autograd.grad(losses.sum(), list(cohort.moving.values()))
-        if cohort.optimisers is not None:
-            cohort.optimisers.step(gradients)
-        self.losses.index_copy_(1, self.at, losses.detach().to(self.losses.dtype).unsqueeze(1))
-        self.at += 1
-
-
-class _Loss(nn.Module):
-    """The objective of one row, as a module, so that its network can be given other tensors."""
-
-    def __init__(self, job: Job) -> None:
-        super().__init__()
-        self.model, self.net = job.node.model, job.node.model.net
-        self.objective: Any = job.phase.objective
-
-    def forward(self, x: Tensor, y: Tensor | None, weight: Tensor | None) -> Tensor:
-        """The mean loss, or the sum of the samples' losses times their weights."""
-        loss: Tensor
-        if weight is None:
-            loss = self.objective(self.model, x, y)
-        else:
-            loss = (self.objective.losses(self.model, x, y) * weight).sum()
-        return loss
-
-    def of_rows(
-        self, tensors: Tensors, x: Tensor, y: Tensor | None, weight: Tensor | None
-    ) -> Tensor:
-        """The loss of every row."""
-
-        def one(own: Tensors, x: Tensor, y: Tensor | None, weight: Tensor | None) -> Tensor:
-            named = {f"net.{name}": t for name, t in own.items()}
-            with _RowMajorLinear():
-                loss: Tensor = functional_call(self, named, (x, y, weight))
-            return loss
-
-        dims = (0, 0, None if y is None else 0, None if weight is None else 0)
-        losses: Tensor = vmap(one, in_dims=dims, randomness="different")(tensors, x, y, weight)
-        return losses
-
-
-class _RowMajorLinear(TorchFunctionMode):
-    """Linear layers as (W x')': then the gradient of W comes in W's own layout, without a copy."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Replace the linear layers of vectors; leave all else."""
-        if func is functional.linear and not kwargs and args[0].dim() == 2:
-            x, weight, *bias = args
-            if bias and bias[0] is not None:
-                return torch.addmm(bias[0][:, None], weight, x.mT).mT
-            return (weight @ x.mT).mT
-        return func(*args, **(kwargs or {}))
-
-
 class _Optimisers:
     """One optimiser for each stretch of rows with the same settings."""
 
-    def __init__(self, cohort: _Cohort) -> None:
+    def __init__(self, cohort: Cohort) -> None:
         self.names = cohort.names
         self.capturable = cohort.graph
         runs = [(key, len(list(group))) for key, group in itertools.groupby(cohort.settings)]
@@ -407,10 +231,12 @@ class _Optimisers:
                     optimiser.state[part] = state[name]
             self.built.append((optimiser, slices, first, last))
 
-    def step(self, gradients: Sequence[Tensor]) -> None:
-        """One step of every row."""
+    def step(self, gradients: Sequence[Tensor | None]) -> None:
+        """One step of every row; what has no gradient stays."""
         for optimiser, slices, first, last in self.built:
             for part, gradient in zip(slices, gradients, strict=True):
+                if gradient is None:
+                    continue
                 own = gradient[first:last]
                 part.grad = own if own.stride() == part.stride() else own.contiguous()
             optimiser.step()
@@ -457,7 +283,7 @@ class _Optimisers:
                 )
         self.stretches, self.states = stretches, states
 
-    def _kept(self, cohort: _Cohort, first: int, last: int) -> dict[str, Tensors]:
+    def _kept(self, cohort: Cohort, first: int, last: int) -> dict[str, Tensors]:
         """What the nodes of these rows kept from an earlier phase."""
         if cohort.phase.keep is None:
             return {}
@@ -479,10 +305,3 @@ def _tensors(node: Node) -> Tensors:
 
 def _stacked(owned: Sequence[Tensors]) -> Tensors:
     return {name: torch.stack([own[name] for own in owned]) for name in owned[0]}
-
-
-def _copy(target: Tensor, source: Tensor) -> None:
-    """To the device without waiting for it."""
-    if target.device.type == "cuda":
-        source = source.pin_memory()
-    target.copy_(source, non_blocking=True)

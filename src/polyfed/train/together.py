@@ -22,9 +22,10 @@ import torch
 
 from polyfed.core.node import Node
 from polyfed.train.alike import exam_key, job_key, moves_batchnorm, structure, why_alone
-from polyfed.train.cohort import CannotStackError, Kept, fit_cohort, score_cohort
+from polyfed.train.cohort import Kept, fit_cohort, score_cohort
 from polyfed.train.evaluate import accuracy
 from polyfed.train.loop import Fitted, fit, training_split
+from polyfed.train.stepper import CannotStackError
 from polyfed.train.track import Job
 
 Stack = Literal["auto", "always", "never"]
