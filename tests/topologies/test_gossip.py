@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from polyfed import topologies
 from polyfed.core.topology import State, Tick, Topology
+from polyfed.engines.run import run
 from polyfed.errors import ConfigError, UnknownNameError
+from polyfed.methods.fedavg import FedAvg
+from polyfed.testing import tiny
 
 NAMES = [f"M{i}" for i in range(6)]
 ALL = frozenset(NAMES)
@@ -135,3 +141,24 @@ def test_errors(text: str, error: type[Exception], said: str) -> None:
 def test_one_node_and_none_are_no_error() -> None:
     alone = topologies.make("gossip:graph=ring").joined(0, ["M0"], {})
     assert list(alone.round(1, lambda r: State(frozenset({"M0"})))) == [Tick(("M0",), ())]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gossiped(FedAvg):
+    topologies: ClassVar[tuple[str, ...]] = ("gossip",)
+
+
+@pytest.mark.parametrize("how", ["matching", "sequential"])
+def test_whole_networks_come_to_the_mean_weighted_by_examples(how: str) -> None:
+    """25, 18 and 33 examples: pairs keep the weighted sum, so that is where all end."""
+    nodes = tiny()
+    for k, node in enumerate(nodes):
+        node.model.load({n: t + k for n, t in node.model.state().items() if t.is_floating_point()})
+    before = [node.model.state()["head.bias"] for node in nodes]
+    wanted = (25 * before[0] + 18 * before[1] + 33 * before[2]) / 76
+    method = Gossiped(rounds=1, local_epochs=0)
+    done = run(method, nodes, topology=f"gossip:cycles=40,pairs={how}", progress=False)
+    assert done.faults == []
+    for node in done.nodes.values():
+        got = node.model.state()["head.bias"]
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-4)

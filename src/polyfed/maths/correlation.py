@@ -34,9 +34,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from polyfed.errors import ConfigError, MessageError
-from polyfed.maths.procrustes import _polar
+from polyfed.maths.procrustes import polar
 
 _ROUNDING = 32.0
+_SAFE = 1e-5  # of the norm of R_z: a smaller diagonal is not told from rounding by Z^T Z
 
 
 @dataclass(frozen=True)
@@ -141,15 +142,31 @@ def _prepared(Z: Tensor, per_sample: bool) -> Tensor:
 
 @torch.no_grad()
 def _factors(Z: Tensor) -> tuple[Tensor, Tensor]:
-    """Q_z and R_z of Eq. (4)."""
+    """Q_z and R_z of Eq. (4), by whichever way is faster on the device."""
+    return _factors_by_products(Z) if Z.is_cuda else _factors_by_qr(Z)
+
+
+def _factors_by_qr(Z: Tensor) -> tuple[Tensor, Tensor]:
     Q, R = torch.linalg.qr(Z)
     sign = torch.where(R.diagonal() < 0, -1.0, 1.0).to(R)
     return Q * sign, R * sign[:, None]
 
 
+def _factors_by_products(Z: Tensor) -> tuple[Tensor, Tensor]:
+    """R_z = chol(Z^T Z)^T in float64; by QR where features have nearly no full rank."""
+    D = Z.double()
+    R, failed = torch.linalg.cholesky_ex(D.mT @ D, upper=True)
+    is_safe = (failed == 0) & (R.diagonal().min() > _SAFE * R.norm())
+    if not is_safe:
+        return _factors_by_qr(Z)
+    Q = torch.linalg.solve_triangular(R, D, upper=True, left=False)
+    return Q.to(Z), R.to(Z)
+
+
 def _distances(Z: Tensor, Q: Tensor, R: Tensor, bank: Tensor) -> Tensor:
     """||Q_z^T Z - P_j R_j||_F: its value is that of R_z, its gradient that of Z."""
-    P = _polar(torch.nan_to_num(R @ bank.mT))  # of NaN there is none: let the residual say so
+    M = torch.nan_to_num(R @ bank.mT)  # of NaN there is no factor: let the residual say so
+    P = polar(M, dtype=M.dtype)  # R is no more precise than that
     residual: Tensor = Q.mT @ Z - P @ bank
     eps, tiny = torch.finfo(R.dtype).eps, torch.finfo(R.dtype).tiny
     floor = (_ROUNDING * eps * R.norm()).square() + tiny

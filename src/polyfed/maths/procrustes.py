@@ -25,8 +25,10 @@ from exact where R's condition number is 1e8 or more; a loop all in float32 is f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import torch
@@ -34,7 +36,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 _BATCH_NUMBERS = 2**20  # decompose this many numbers at a time: 16 pairs at r = 256
-_MAX_STEPS = 64  # of Newton-Schulz; enough for condition numbers up to about 1e9
+_LEAST = 1e-10  # least share of a matrix's norm that a singular value may have for Newton-Schulz
+_MOST_SCALE = 1.6  # of a step: a singular value of 1 is not thrown back below 0.35
+_ROUNDING = 4096  # times the machine epsilon: how orthogonal a product of matrices can be
 _TINY = torch.finfo(torch.float64).tiny
 
 Pairs = list[tuple[int, int]]
@@ -81,7 +85,7 @@ def link(
 @torch.no_grad()
 def rotation(source: Float[Tensor, "N r"], target: Float[Tensor, "N r"]) -> Float[Tensor, "r r"]:
     """B_kj of Eq. (3.12), from source k to target j: columns a' = B a, rows Z' = Z B^T."""
-    Q = _polar((source.T @ target)[None])[0]
+    Q = polar((source.T @ target)[None])[0]
     B: Tensor = Q.T
     return B
 
@@ -110,7 +114,7 @@ def _align(R: Tensor) -> Tensor:
     size = max(1, _BATCH_NUMBERS // R[0].numel()) if len(R) else 1
     for start in range(0, len(R), size):
         batch = slice(start, start + size)
-        Q = _polar(R[batch])
+        Q = polar(R[batch])
         G[batch] = (Q * R[batch]).sum(dim=(-2, -1))
         R[batch] = Q
     return G
@@ -149,25 +153,48 @@ def _combine(Z: Sequence[Tensor], pairs: Pairs, Q: Tensor | None, A: Tensor) -> 
     return F
 
 
-def _polar(R: Tensor) -> Tensor:
-    """U V^T of each matrix of a batch, by whichever way is faster on its device."""
-    return _polar_by_products(R) if R.is_cuda else _polar_by_svd(R)
+def polar(
+    R: Float[Tensor, "K r r"], *, dtype: torch.dtype = torch.float64
+) -> Float[Tensor, "K r r"]:
+    """U V^T of each matrix of a batch, by whichever way is faster on its device.
+
+    Args:
+        R: Matrices; the results have their type.
+        dtype: What is computed with. Trained networks give condition numbers of 1e7 and more.
+
+    >>> polar(torch.tensor([[[0.0, -2.0], [3.0, 0.0]]]))
+    tensor([[[ 0., -1.],
+             [ 1.,  0.]]])
+    """
+    X = R.to(dtype)
+    return (_polar_by_products(X) if R.is_cuda else _polar_by_svd(X)).to(R)
 
 
 def _polar_by_svd(R: Tensor) -> Tensor:
-    """As Eq. (3.12) says, in float64: trained networks give R condition numbers of 1e7 and more."""
-    U, _, Vh = torch.linalg.svd(R.cpu().double())
+    """As Eq. (3.12) says."""
+    U, _, Vh = torch.linalg.svd(R.cpu())
     Q: Tensor = U @ Vh
     return Q.to(R)
 
 
 def _polar_by_products(R: Tensor) -> Tensor:
-    """Newton-Schulz, X <- X (3 I - X^T X) / 2, in float64; SVD where that has not converged."""
-    X: Tensor = R.double()
-    X = X / torch.linalg.matrix_norm(X)[:, None, None]
-    for _ in range(_MAX_STEPS):
-        X = 1.5 * X - 0.5 * X @ (X.mT @ X)
+    """Newton-Schulz, X <- X (3 I - X^T X) / 2, X scaled before; SVD where it has not converged."""
+    X: Tensor = R / torch.linalg.matrix_norm(R)[:, None, None]
+    for a in _scales():
+        X = torch.baddbmm(X, X, X.mT @ X, beta=1.5 * a, alpha=-0.5 * a**3)
     error = X.mT @ X - torch.eye(X.shape[-1], dtype=X.dtype, device=X.device)
-    failed = ~(error.abs().amax(dim=(-2, -1)) < 1e-12)  # also true of NaN
-    X[failed] = _polar_by_svd(R[failed].double())
-    return X.to(R)
+    near = _ROUNDING * torch.finfo(X.dtype).eps
+    failed = ~(error.abs().amax(dim=(-2, -1)) < near)  # also true of NaN
+    X[failed] = _polar_by_svd(R[failed])
+    return X
+
+
+@cache
+def _scales() -> tuple[float, ...]:
+    """What X is scaled by in each step: singular values from `least` to 1 come to 1 soonest."""
+    least, found = _LEAST, []
+    while least < 1 - 1e-9:
+        a = min(math.sqrt(3 / (1 + least + least**2)), _MOST_SCALE)
+        least = min(1.5 * x - 0.5 * x**3 for x in (a * least, a))
+        found.append(a)
+    return (*found, 1.0, 1.0)

@@ -14,11 +14,12 @@ from polyfed.errors import UnknownNameError
 from polyfed.topologies.alone import Alone
 from polyfed.topologies.gossip import Gossip
 from polyfed.topologies.groups import Groups
+from polyfed.topologies.mesh import Mesh
 from polyfed.topologies.ring import DualRing, Pipeline, Ring
 from polyfed.topologies.star import Star
 
 TOPOLOGIES: dict[str, type[Topology]] = {
-    t.name: t for t in (Star, Alone, Groups, Gossip, Ring, DualRing, Pipeline)
+    t.name: t for t in (Star, Alone, Mesh, Groups, Gossip, Ring, DualRing, Pipeline)
 }
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "DualRing",
     "Gossip",
     "Groups",
+    "Mesh",
     "Pipeline",
     "Ring",
     "Star",

@@ -1,0 +1,69 @@
+"""Pictures that are neither lines nor dots: heat maps of distances, and samples in the plane.
+
+Both are drawn from what an experiment keeps of the first run of every cell (`Picture.keep`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from polyfed.experiments.plot import COLOURS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Kept = Mapping[str, Any]  # a cell of a summary, with what was kept of it
+_TEN = (*COLOURS[:6], "#F0E442", "#8C564B", "#999999", "#000000")
+
+
+def heat_maps(cells: Sequence[Kept]) -> Figure:
+    """The matrices {title: {nodes, rows}} of every cell, all in the same colours."""
+    from matplotlib.figure import Figure
+
+    maps = [(title, m) for cell in cells for title, m in cell["kept"].items()]
+    most = max(value for _, m in maps for row in m["rows"] for value in row)
+    figure = Figure(figsize=(3.4 * len(maps), 3.6), layout="constrained")
+    grid = figure.subplots(1, len(maps), squeeze=False)[0]
+    for axes, (title, matrix) in zip(grid, maps, strict=True):
+        _heat(axes, matrix["nodes"], matrix["rows"], most)
+        axes.set_title(title, loc="left")
+    figure.colorbar(grid[0].images[0], ax=list(grid), shrink=0.8, label="distance")
+    return figure
+
+
+def _heat(axes: Axes, nodes: Sequence[str], rows: Sequence[Sequence[float]], most: float) -> None:
+    axes.imshow(rows, cmap="Blues", vmin=0, vmax=most)
+    for i, row in enumerate(rows):
+        for j, value in enumerate(row):
+            colour = "white" if value > 0.6 * most else "#333333"
+            axes.text(j, i, f"{value:.1f}", ha="center", va="center", color=colour, fontsize=8)
+    axes.set_xticks(range(len(nodes)), nodes, rotation=30, ha="right")
+    axes.set_yticks(range(len(nodes)), nodes)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
+def planes(cells: Sequence[Kept]) -> Figure:
+    """The samples {points, labels} of every cell, a colour a class."""
+    from matplotlib.figure import Figure
+
+    columns = min(3, len(cells))
+    rows = math.ceil(len(cells) / columns)
+    figure = Figure(figsize=(4.2 * columns, 4.2 * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axes, cell in zip(grid, cells, strict=False):
+        for c in sorted(set(cell["kept"]["labels"])):
+            where = zip(cell["kept"]["points"], cell["kept"]["labels"], strict=True)
+            x, y = zip(*(point for point, label in where if label == c), strict=True)
+            axes.scatter(x, y, s=5, color=_TEN[c % len(_TEN)], label=str(c), linewidths=0)
+        axes.set_title(cell["series"], loc="left")
+        axes.set_axis_off()
+    handles, labels = grid[0].get_legend_handles_labels()
+    if len(labels) <= len(_TEN):
+        figure.legend(handles, labels, loc="outside lower center", ncols=10, markerscale=2)
+    for axes in grid[len(cells) :]:
+        axes.set_visible(False)
+    return figure

@@ -1,0 +1,219 @@
+"""FedFoA's tables and figures: the printed numbers, what is read from a run, what is drawn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyfed import Run, experiments
+from polyfed.experiments import fedfoa, pictures
+from polyfed.experiments.experiment import Cell, Experiment, Picture, Quick, Ref
+from polyfed.experiments.reproduce import reproduce
+from polyfed.experiments.verdict import printed
+from polyfed.record import Ledger, Log
+
+ALL = {e.name.removeprefix("fedfoa-"): e for e in fedfoa.EXPERIMENTS}
+
+
+def run_of(metrics: list[dict[str, Any]], accuracy: dict[str, float] | None = None) -> Run:
+    return Run("made", accuracy or {}, metrics, Ledger(Log()), [])
+
+
+def test_all_tables_and_figures_are_there() -> None:
+    assert list(ALL) == [
+        "table-1", "table-2", "table-3", "figure-4", "figure-5", "figure-6", "figure-7",
+    ]  # fmt: skip
+    assert experiments.load("fedfoa-table-1") is ALL["table-1"]
+
+
+# ---- printed numbers -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["table-1", "table-2"])
+def test_printed_means_are_those_of_the_printed_rows(name: str) -> None:
+    """Also in the shifted row of Table 2, whose missing number its mean tells: SPEC, finding 5."""
+    published = ALL[name].published
+    for series in ("BYOL", "FedMD", "FedDF", "FedFoA"):
+        row = {r.figure: printed(t).value for r, t in published.items() if r.series == series}
+        if len(row) == 4:
+            missing = 4 * row["mean"] - sum(v for f, v in row.items() if f != "mean")
+            assert missing == pytest.approx(0.4688, abs=1e-4)
+        else:
+            mean = sum(v for f, v in row.items() if f != "mean") / 4
+            assert mean == pytest.approx(row["mean"], abs=1.1e-4)
+
+
+def test_some_printed_numbers() -> None:
+    assert ALL["table-1"].published[Ref("FedFoA", "ResNet-34")] == "0.8114"
+    assert ALL["table-2"].published[Ref("FedMD", "AlexNet")] == "0.412"
+    assert ALL["table-2"].published[Ref("FedFoA", "AlexNet")] == "0.4206"
+    assert Ref("FedFoA", "VGG-9") not in ALL["table-2"].published
+    table = ALL["table-3"].published
+    assert len(table) == 24
+    assert table[Ref("FedU+FedFoA", "best", "CIFAR-10")] == "0.7871"
+    assert table[Ref("FedEMA", "last", "CIFAR-100")] == "0.4319"
+    assert table[Ref("FedBYOL+FedFoA", "best", "CIFAR-10")] == "0.7900"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_papers_own_numbers_fulfil_its_claims(name: str) -> None:
+    experiment, seen = ALL[name], 0
+    for claim in experiment.claims:
+        sides = [experiment.published.get(ref) for ref in (claim.left, claim.right)]
+        if all(sides):
+            left, right = (printed(str(text)).value for text in sides)
+            assert left > right, str(claim)
+            seen += 1
+    assert seen == {"table-1": 6, "table-2": 6, "table-3": 6}.get(name, 0)
+
+
+# ---- settings ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cell", [c for e in ALL.values() for c in e.cells], ids=lambda c: c.label)
+def test_the_settings_are_those_of_section_41(cell: Cell) -> None:
+    method, task = cell.make()
+    options = vars(method)
+    assert (options["batch"], options["lr"], options["projection"]) == (500, 0.032, 256)
+    assert (options["judge"], options["probe_epochs"]) == ("linear", 200)
+    assert vars(task)["probe"] == "all"
+    if cell.method == "fedfoa":
+        assert options["warm_up"] == 5
+        assert options["lam"] == (cell.x or 0.01)
+
+
+def test_heterogeneous_and_homogeneous() -> None:
+    different = [cell.make() for cell in ALL["table-1"].cells]
+    assert [m.name for m, _ in different] == ["byol", "fedmd-ssl", "feddf-ssl", "fedfoa"]
+    assert [(vars(t)["public"], vars(t)["hub"]) for _, t in different] == [
+        (0, False), (5000, False), (5000, True), (0, False),
+    ]  # fmt: skip
+    assert all(vars(t)["encoders"] == "resnet18,vgg9,alexnet,resnet34" for _, t in different)
+    equal = {c.label: c.make() for c in ALL["table-3"].cells}
+    method, task = equal["CIFAR-100, FedU+FedFoA"]
+    assert (method.name, vars(method)["base"], task.name) == ("fedfoa", "fedu", "cifar100-encoders")
+    assert (vars(task)["encoders"], vars(task)["num_nodes"]) == ("resnet18", 5)
+    assert [m.name for m, _ in equal.values()][::2] == ["fedbyol", "fedu", "fedema"] * 2
+    assert [c.x for c in ALL["figure-5"].cells] == [0.001, 0.003, 0.01, 0.03, 0.1, None]
+    assert [c.options["map_samples"] for c in ALL["figure-7"].cells] == [2048, 2048]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_rounds_and_quick_are_taken(name: str) -> None:
+    for cell in ALL[name].scaled(quick=True, rounds=7):
+        method, task = cell.make()
+        assert (method.rounds, vars(method)["projection"], vars(task)["quick"]) == (7, 32, True)
+
+
+# ---- what is read from a run ---------------------------------------------------------------------
+
+
+def test_by_network() -> None:
+    accuracy = {"M0-resnet18": 0.8, "M1-vgg9": 0.6, "M2-alexnet": 0.5, "M3-resnet34": 0.7}
+    found = fedfoa.by_network(run_of([], accuracy))
+    assert list(found) == ["ResNet-18", "VGG-9", "AlexNet", "ResNet-34", "mean"]
+    assert list(found.values()) == pytest.approx([0.8, 0.6, 0.5, 0.7, 0.65])
+
+
+def test_last_and_best() -> None:
+    metrics: list[dict[str, Any]] = [
+        {"tick": tick, "node": node, "test_accuracy": value}
+        for tick, values in ((0, (1.0, 1.0)), (10, (0.6, 0.8)), (20, (0.5, 0.7)))
+        for node, value in zip("ab", values, strict=True)
+    ]
+    metrics.append({"tick": "final", "node": "a", "test_accuracy": 0.9})
+    run = run_of(metrics, {"a": 0.5, "b": 0.7})
+    assert fedfoa.last_and_best(run) == pytest.approx({"last": 0.6, "best": 0.7})
+    assert fedfoa.accuracies(run) == pytest.approx({"10": 0.7, "20": 0.6})
+    better = run_of(metrics, {"a": 0.9, "b": 0.7})
+    assert fedfoa.last_and_best(better)["best"] == pytest.approx(0.8), "the last counts too"
+
+
+def _distances(tick: int, far: float) -> dict[str, Any]:
+    nodes = ["M0-resnet18", "M1-vgg9", "M2-alexnet"]
+    rows = [[0, far, 1], [far, 0, 2], [1, 2, 0]]
+    return {"tick": tick, "node": "hub", "distances": {"nodes": nodes, "rows": rows}}
+
+
+def test_distances_at_three_moments() -> None:
+    run = run_of([_distances(t, far) for t, far in ((1, 9.0), (2, 8.0), (3, 6.0), (4, 3.0))])
+    found = fedfoa.pairs(run)
+    assert found["first: ResNet-18 and VGG-9"] == 9
+    assert found["middle: ResNet-18 and VGG-9"] == 6
+    assert found["last: mean"] == 2
+    assert found["last: VGG-9 and AlexNet"] == 2
+    assert len(found) == 12
+    assert list(fedfoa.stages(run)) == ["first round (1)", "middle round (3)", "last round (4)"]
+
+
+# ---- pictures ------------------------------------------------------------------------------------
+
+
+def test_heat_maps_show_the_distances() -> None:
+    pytest.importorskip("matplotlib")
+    kept = fedfoa.stages(run_of([_distances(1, 9.0), _distances(2, 4.0)]))
+    figure = pictures.heat_maps([{"kept": kept}])
+    first, _, last = figure.axes[:3]
+    assert [text.get_text() for text in first.texts] == [
+        "0.0", "9.0", "1.0", "9.0", "0.0", "2.0", "1.0", "2.0", "0.0",
+    ]  # fmt: skip
+    assert (first.get_title(loc="left"), last.get_title(loc="left")) == (
+        "first round (1)",
+        "last round (2)",
+    )
+    assert {axes.images[0].get_clim() for axes in figure.axes[:3]} == {(0, 9)}
+    assert [text.get_text() for text in last.get_yticklabels()] == ["ResNet-18", "VGG-9", "AlexNet"]
+
+
+def test_planes_show_every_sample_in_the_colour_of_its_class() -> None:
+    pytest.importorskip("matplotlib")
+    kept = {"points": [[0, 1], [2, 3], [4, 5]], "labels": [7, 0, 7]}
+    figure = pictures.planes([{"series": "a", "kept": kept}, {"series": "b", "kept": kept}])
+    zero, seven = figure.axes[0].collections
+    assert zero.get_offsets().tolist() == [[2, 3]]
+    assert seven.get_offsets().tolist() == [[0, 1], [4, 5]]
+    assert zero.get_facecolor().tolist() != seven.get_facecolor().tolist()
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["a", "b"]
+
+
+_SMALL = {"rounds": 2, "warm_up": 1, "local_epochs": 1, "projection": 8, "probe_epochs": 2}
+
+
+def _on_digits(experiment: Experiment, **options: Any) -> Experiment:
+    """The same experiment with the embedded digits in the place of CIFAR."""
+    cells = [
+        replace(
+            cell,
+            task="digits-encoders",
+            task_options={"encoders": "mlp", "public": 1300},
+            options={**cell.options, **(_SMALL if cell.method == "fedfoa" else {}), **options},
+        )
+        for cell in experiment.cells
+    ]
+    return replace(experiment, cells=cells, quick=Quick(says="-", task_options={}))
+
+
+@pytest.mark.parametrize("name", ["figure-6", "figure-7"])
+def test_pictures_are_drawn_from_what_runs_leave(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fedfoa, "NETWORKS", {"mlp": "MLP"})
+    plane = {"map_samples": 20, "rounds": 2, "local_epochs": 1, "probe_epochs": 2}
+    experiment = _on_digits(ALL[name], **(plane if name == "figure-7" else {}))
+    assert isinstance(experiment.plot, Picture)
+    seeds = [0] if name == "figure-6" else [0, 1]
+    results = reproduce(experiment, out=tmp_path, seeds=seeds, progress=False)
+    kept = [cell["kept"] for cell in results.summary["cells"]]
+    if name == "figure-6":
+        assert list(kept[0]) == ["first round (1)", "middle round (2)", "last round (2)"]
+    else:
+        assert [len(k["points"]) for k in kept] == [20, 20]
+        firsts = [fedfoa.plane(Run.open(f)) for f in (tmp_path / "runs").glob("*/seed-0")]
+        assert all(k in firsts for k in kept), "not of another seed"
+    folder = tmp_path / experiment.name
+    assert "![" in (folder / "page.md").read_text()
+    if (folder / "plot.svg").exists():
+        assert (folder / "plot.svg").read_text().lstrip().startswith("<?xml")
