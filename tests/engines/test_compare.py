@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 import polyfed as pf
+from polyfed import topologies
 from polyfed.engines.compare import Comparison, is_comparison, open_comparison, resume_comparison
 from polyfed.engines.run import Run
 from polyfed.errors import ConfigError, RunError, UnknownNameError
@@ -108,7 +109,7 @@ def test_nothing_finished(tmp_path: Path) -> None:
         ([], {}, ConfigError, "at least one method and one seed"),
         ([LOCAL], {"seeds": 0}, ConfigError, "at least one method and one seed"),
         ([LOCAL], {"seeds": []}, ConfigError, "at least one method and one seed"),
-        ([FEDAVG, LOCAL], {"topology": "star"}, ConfigError, "local runs on alone, not on star"),
+        ([LOCAL], {"topology": "star"}, ConfigError, "none of the methods runs on star"),
         ([LOCAL], {"device": "gpu"}, ConfigError, "unknown device 'gpu'"),
         ([LOCAL], {"evaluate_every": 0}, ConfigError, "evaluate_every must be >= 1"),
         ([LOCAL], {"absent": {1: ["M9"]}}, UnknownNameError, "unknown absent node 'M9'"),
@@ -157,3 +158,23 @@ def test_nobody_has_test_data() -> None:
         node.data = pf.Data(**{n: s for n, s in node.data.items() if n != "test"})
     found = pf.compare([FEDAVG, LOCAL, pf.Joint(rounds=1, local_epochs=1)], nodes, seeds=1)
     assert "joint" in found.table()
+
+
+def test_a_topology_is_for_the_methods_that_have_it(tmp_path: Path) -> None:
+    ring, folder = pf.LI(rounds=3, batch=4, lr=0.01), tmp_path / "c"
+    wanted = topologies.make("pipeline:merge=replace")
+    done = pf.compare([ring, FEDAVG], TASK, seeds=1, topology=wanted, folder=folder)
+    alone = pf.run(ring, TASK, topology="pipeline:merge=replace")
+    assert done.runs["li"][0].accuracy == alone.accuracy != pf.run(ring, TASK).accuracy
+    used = {
+        label: yaml.safe_load((folder / label / "seed-0" / "config.yaml").read_text())["topology"]
+        for label in ("li", "fedavg")
+    }
+    assert used == {"li": "pipeline:merge=replace", "fedavg": "star"}
+    shutil.rmtree(folder / "li")
+    assert figures(resume_comparison(folder)) == figures(done)
+
+
+def test_a_topology_that_no_method_has() -> None:
+    with pytest.raises(ConfigError, match=r"none of the methods runs on ring \(fedavg: star; loc"):
+        pf.compare([FEDAVG, LOCAL], TASK, seeds=1, topology="ring")

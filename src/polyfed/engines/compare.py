@@ -10,9 +10,10 @@ from typing import Any
 
 import yaml
 
-from polyfed import methods, tasks
+from polyfed import methods, tasks, topologies
 from polyfed.core.method import Method
 from polyfed.core.node import Name, Node
+from polyfed.core.topology import Topology
 from polyfed.engines.local import LocalEngine
 from polyfed.engines.progress import shares
 from polyfed.engines.run import Run, begin, check_run, finish_together, plain, simple
@@ -97,8 +98,9 @@ def compare(
         task: a ready-made task, or your own nodes.
         seeds: how many (0, 1, ...), or which.
         folder: where to write the runs, `LABEL/seed-N` each; None keeps them in memory.
-        settings: what `run` takes besides: device, evaluate_every, progress, ... With
-            `stack="always"`, or on a GPU, all runs go on in step and equal networks train as one.
+        settings: what `run` takes besides: device, evaluate_every, progress, ... A topology is
+            for the methods that have it, the others keep their own. With `stack="always"`, or on
+            a GPU, all runs go on in step and equal networks train as one.
     """
     labelled = dict(methods) if isinstance(methods, Mapping) else _label(methods)
     chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
@@ -108,8 +110,9 @@ def compare(
         raise ConfigError(f"seeds {', '.join(map(str, chosen))}: a seed is named twice.")
     first = _federation(task, chosen[0])
     kept = {name: value for name, value in settings.items() if name != "progress"}
+    _check_topology(labelled.values(), kept.get("topology"))
     for method in labelled.values():
-        check_run(method, first, **kept)
+        check_run(method, first, **_own(method, kept))
     base = None if folder is None else Path(folder)
     if base is not None:
         _create(base, labelled, task, chosen, kept)
@@ -140,7 +143,7 @@ def open_comparison(folder: str | Path) -> Comparison:
     folder = Path(folder)
     config = _read(folder)
     found = {
-        label: [Run.open(p) for p in _folders(folder, label, config["seeds"]) if _is_done(p)]
+        label: [Run.open(p) for p in folders_of(folder, label, config["seeds"]) if _is_done(p)]
         for label in config["methods"]
     }
     runs = {label: each for label, each in found.items() if each}
@@ -155,7 +158,7 @@ def progress_of(folder: str | Path) -> tuple[int, int]:
     """How many runs of a comparison are finished, of how many."""
     folder = Path(folder)
     config = read_config(folder)
-    every = [p for label in config["methods"] for p in _folders(folder, label, config["seeds"])]
+    every = [p for label in config["methods"] for p in folders_of(folder, label, config["seeds"])]
     return sum(map(_is_done, every)), len(every)
 
 
@@ -189,7 +192,7 @@ def _run_all(
         begun: dict[tuple[str, int], tuple[LocalEngine, Checkpoint | None]] = {}
         finished: dict[tuple[str, int], Run] = {}
         for (label, seed), progress in zip(group, shown, strict=True):
-            where = None if folder is None else _folders(folder, label, [seed])[0]
+            where = None if folder is None else folders_of(folder, label, [seed])[0]
             if where is not None and _is_done(where):
                 finished[label, seed] = Run.open(where)
                 continue
@@ -198,7 +201,7 @@ def _run_all(
                 federations[seed] = _federation(task, seed)
             place = f"{cells.index((label, seed)) + 1}/{len(cells)}"
             progress.title = f"{place} {label} seed {seed}"
-            each = {k: v for k, v in settings.items() if k != "progress"}
+            each = _own(labelled[label], {k: v for k, v in settings.items() if k != "progress"})
             begun[label, seed] = begin(
                 labelled[label],
                 task,
@@ -214,6 +217,23 @@ def _run_all(
         for label, seed in group:
             runs[label].append(finished[label, seed])
     return Comparison(runs, seeds, folder)
+
+
+def _own(method: Method, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of one method: without a topology that it does not have."""
+    lacks = _topology_name(settings.get("topology")) not in method.topologies
+    return {k: v for k, v in settings.items() if not (lacks and k == "topology")}
+
+
+def _check_topology(chosen: Iterable[Method], wanted: str | Topology | None) -> None:
+    known = {method.name: method.topologies for method in chosen}
+    if wanted is not None and not any(_topology_name(wanted) in each for each in known.values()):
+        there = "; ".join(f"{name}: {', '.join(each)}" for name, each in known.items())
+        raise ConfigError(f"none of the methods runs on {_topology_name(wanted)} ({there}).")
+
+
+def _topology_name(wanted: str | Topology | None) -> str:
+    return wanted.name if isinstance(wanted, Topology) else (wanted or "").partition(":")[0]
 
 
 def _in_turn(stack: str, device: str) -> bool:
@@ -245,12 +265,15 @@ def _create(
         "task": task.name if isinstance(task, Task) else None,
         "task_options": plain(task) if isinstance(task, Task) else {},
         "seeds": list(seeds),
-        "settings": simple(settings),
+        "settings": simple(
+            {k: topologies.label(v) if isinstance(v, Topology) else v for k, v in settings.items()}
+        ),
     }
     write_text(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
 
 
-def _folders(folder: Path, label: str, seeds: Sequence[int]) -> list[Path]:
+def folders_of(folder: Path, label: str, seeds: Sequence[int]) -> list[Path]:
+    """Where a comparison keeps the runs of a label, a folder a seed."""
     name = "".join(c if c.isalnum() or c in "._-=," else "-" for c in label)
     return [folder / name / f"seed-{seed}" for seed in seeds]
 
@@ -259,7 +282,7 @@ def _check_labels(labels: Iterable[str]) -> None:
     """Labels name folders: two that give the same one would read each other's runs."""
     owner: dict[str, str] = {}
     for label in labels:
-        name = _folders(Path(), label, [0])[0].parent.name
+        name = folders_of(Path(), label, [0])[0].parent.name
         if name in ("", "..") or name in owner:
             raise ConfigError(
                 f"label {label!r} cannot name a folder"

@@ -23,8 +23,9 @@ from torch import Tensor
 
 from polyfed import check
 from polyfed.core.faults import Faults
-from polyfed.core.message import Message, Spec, about
+from polyfed.core.message import Message, Spec, about, look_at
 from polyfed.core.method import Method
+from polyfed.core.model import Precision
 from polyfed.core.node import Name, Node
 from polyfed.core.phase import Phase
 from polyfed.core.topology import Meeting, State, Topology
@@ -43,7 +44,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Settings:
-    """How a run is carried out; none of it changes what a method computes.
+    """How a run is carried out; none of it changes what a method computes, but for rounding.
 
     Attributes:
         seed: root of every random stream.
@@ -52,6 +53,7 @@ class Settings:
         absent: nodes that are away in a round, {3: ("M1",)}.
         stack: train equal phases of equal networks as one computation: where a measurement says it
             is faster (auto), wherever possible (always), or never.
+        precision: what networks compute in; bfloat16 is for GPUs (parameters stay float32).
         fail: what breaks and when, such as "cut 0-1 @3; kill M2 @5; heal @8" (`core/faults.py`).
         checkpoint_every: rounds between checkpoints in the run folder; 0 writes none.
     """
@@ -61,6 +63,7 @@ class Settings:
     evaluate_every: int = 1
     absent: Mapping[int, tuple[Name, ...]] | None = None
     stack: Stack = "auto"
+    precision: Precision = "float32"
     fail: str | None = None
     checkpoint_every: int = 1
 
@@ -69,6 +72,7 @@ class Settings:
             raise ConfigError(f"evaluate_every must be >= 1, got {self.evaluate_every}.")
         check.at_least(self, "checkpoint_every", 0)
         check.one_of(self, "stack", ("auto", "always", "never"))
+        check.one_of(self, "precision", ("float32", "bfloat16"))
 
 
 Work = Sequence[Job] | Sequence[Exam]
@@ -110,6 +114,7 @@ class LocalEngine:
         seed = settings.seed
         self.method, self.settings = method, settings
         self.recorder, self.progress = recorder, progress
+        self.config: Mapping[str, Any] = {}  # enough to run it again, where that is known
         self.nodes = {
             n.name: n.working_copy(seed, device, moved, owned=owned)
             for n in sorted(prepared, key=lambda n: n.name)
@@ -117,6 +122,7 @@ class LocalEngine:
         self.topology = topology.joined(seed, self.nodes, method.topics(prepared))
         self.places = {name: Node(name, seed=seed) for name in self.topology.places}
         self.places |= {n.name: n.working_copy(seed, device, moved) for n in hubs}
+        self._set_precision([*self.nodes.values(), *self.places.values()])
         self._tick, self._spent, self._resumed = 0, 0.0, time.perf_counter()
         self._visits: Counter[tuple[str, Name]] = Counter()
 
@@ -197,7 +203,7 @@ class LocalEngine:
             heard = later
 
     def _collect(self, meeting: Meeting, said: dict[Name, Message]) -> dict[Name, Message]:
-        got: dict[Name, Message] = {}
+        sent: dict[Name, tuple[Message, Spec]] = {}
         for name in sorted(meeting.sources):
             node = self.nodes[name]
             if name not in said:
@@ -206,9 +212,13 @@ class LocalEngine:
             if meeting.topic:
                 message = Message(about(message.tensors, meeting.topic))
                 spec = about(spec, meeting.topic)
-            if self._crosses(name, meeting.at, message, spec, meeting.hops):
-                got[name] = message
-        return got
+            sent[name] = message, spec
+        look_at(message for message, _ in sent.values())
+        return {
+            name: message
+            for name, (message, spec) in sent.items()
+            if self._crosses(name, meeting.at, message, spec, meeting.hops)
+        }
 
     def _combine(
         self, meeting: Meeting, got: dict[Name, Message]
@@ -218,6 +228,7 @@ class LocalEngine:
         )
         yield from self._train("gather", [(place, self.method.gather(place, got))])
         replies = self.method.combine(place, got, [n for n in meeting.to if n in self.nodes])
+        look_at({id(reply): reply for reply in replies.values()}.values())
         heard = []
         for name in sorted(replies):
             node, reply = self.nodes[name], replies[name]
@@ -255,6 +266,7 @@ class LocalEngine:
             for node, phases, again in running:
                 phase = next(phases, None)
                 if phase is not None:
+                    self._set_precision([node])  # a method may have given it another model
                     path = ("tick", self._tick, stage, index, *again)
                     shown = partial(self.progress.working, node.name, phase.label)
                     jobs.append(Job(node, phase, path, shown))
@@ -263,6 +275,10 @@ class LocalEngine:
             if jobs:
                 for job, done in zip(jobs, (yield from self._ask(jobs)), strict=True):
                     self._note_training(job.node, done)
+
+    def _set_precision(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            node.model.precision = self.settings.precision
 
     def _note_training(self, node: Node, done: Fitted) -> None:
         if not done.steps:
@@ -277,6 +293,7 @@ class LocalEngine:
         views: dict[Name, Node] = {}
         for node in self.nodes.values():
             views |= self.method.views(node)
+        self._set_precision(views.values())
         names = [name for name, view in sorted(views.items()) if "test" in view.data]
         scores = yield from self._ask([Exam(views[name]) for name in names])
         return dict(zip(names, scores, strict=True))

@@ -12,6 +12,7 @@ from typing import Any
 
 from polyfed import methods, options, tasks, topologies
 from polyfed.core.method import Method
+from polyfed.core.model import Precision
 from polyfed.core.node import Name, Node
 from polyfed.core.topology import Topology
 from polyfed.engines.local import LocalEngine, Settings, Steps, drive
@@ -39,6 +40,7 @@ class Run:
         folder: where it is written, if anywhere.
         nodes: the trained nodes, where the run happened in this process.
         places: the hubs, likewise.
+        config: enough to run it again.
     """
 
     method: str
@@ -49,6 +51,7 @@ class Run:
     folder: Path | None = None
     nodes: Mapping[Name, Node] = field(default_factory=dict)
     places: Mapping[Name, Node] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def mean_accuracy(self) -> float:
@@ -78,7 +81,8 @@ class Run:
         log.records = read(folder / "ledger.jsonl")
         faults = read(folder / "faults.jsonl")
         accuracy = result["accuracy"] if result else last
-        return cls(config["method"], accuracy, metrics, Ledger(log), faults, folder)
+        ledger = Ledger(log)
+        return cls(config["method"], accuracy, metrics, ledger, faults, folder, config=config)
 
 
 def run(
@@ -92,6 +96,7 @@ def run(
     evaluate_every: int = 1,
     absent: Mapping[int, Sequence[Name]] | None = None,
     stack: Stack = "auto",
+    precision: Precision = "float32",
     fail: str | None = None,
     checkpoint_every: int = 1,
     folder: str | Path | None = None,
@@ -111,6 +116,8 @@ def run(
         absent: nodes that are away in a round: `{3: ["M1"]}`.
         stack: train equal networks as one computation: "auto" (where a measurement says it is
             faster), "always" or "never".
+        precision: what networks compute in: "float32" or, on a GPU, "bfloat16" (parameters and
+            everything outside the networks stay float32).
         fail: what breaks and when: "cut 0-1 @3; kill M2 @5; heal @8".
         checkpoint_every: rounds between checkpoints in the folder; 0 writes none.
         folder: where to write the run; None keeps it in memory.
@@ -122,6 +129,7 @@ def run(
         evaluate_every=evaluate_every,
         absent=absent,
         stack=stack,
+        precision=precision,
         fail=fail,
         checkpoint_every=checkpoint_every,
     )
@@ -166,8 +174,9 @@ def _begin(
     nodes = _federation(task, settings.seed) if nodes is None else nodes
     recorder = Recorder.in_memory()
     engine = LocalEngine(method, nodes, chosen, settings, recorder, progress, moved, owned=owned)
+    engine.config = _config(method, task, chosen, settings)
     if folder is not None:
-        engine.recorder = Recorder.create(Path(folder), _config(method, task, chosen, settings))
+        engine.recorder = Recorder.create(Path(folder), engine.config)
     return engine
 
 
@@ -217,6 +226,7 @@ def _reopen(
     topology = topologies.make(config["topology"])
     engine = LocalEngine(method, nodes, topology, settings, Recorder.in_memory(), progress, moved)
     engine.recorder, point = Recorder.reopen(folder)
+    engine.config = config
     return engine, point
 
 
@@ -258,6 +268,7 @@ def _steps(engine: LocalEngine, point: Checkpoint | None) -> Steps[Run]:
         recorder.folder,
         engine.nodes,
         engine.places,
+        engine.config,
     )
 
 

@@ -1,0 +1,376 @@
+"""One party of a run across machines: a state machine without network, clock or threads.
+
+Whoever drives it (`simulated.py`, `peer.py`) calls what happens, one call at a time, each with the
+time of the party's own clock:
+
+    begin   hear(sender, frame)   up(name)   down(name)   worked(results)   tick
+
+and after each call does what the party asks for: sends what is in `outbox` (frames, by receiver),
+does `work` if there is any and calls `worked` with what it came to, and calls `tick` when `due`
+says. Until `is_over`. The same party runs on a simulated network and on a real one.
+
+The council (`council.py`) says which round is played by whom; the player (`player.py`) plays it;
+the channel (`channel.py`) brings parcels, once each; the store (`store.py`) is what a killed party
+comes back with. A round is finished when its state is saved. A decision for a round that was begun
+or finished before puts the state back to where that round begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from polyfed.core.node import Name, Node
+from polyfed.engines.channel import Channel
+from polyfed.engines.charter import Charter, read_spec
+from polyfed.engines.council import Council
+from polyfed.engines.decision import Attempt, Decision
+from polyfed.engines.mail import Mail
+from polyfed.engines.player import Await, Player, Said, Steps, Work
+from polyfed.engines.seat import CONTROL
+from polyfed.engines.store import Point, Store
+from polyfed.engines.wire import PIECE, pack, unpack
+from polyfed.errors import MessageError
+from polyfed.record import Recorder
+
+_ROUND = "round"  # what the messages of a round are posted as
+
+
+class Party:
+    """One party.
+
+    Args:
+        charter: what all agree on.
+        name: of the party.
+        node: as `charter.enter` made it; the host's may be None.
+        store: what its lives before this one left.
+        recorder: what happens is written there.
+        piece: bytes of a frame.
+    """
+
+    def __init__(
+        self,
+        charter: Charter,
+        name: Name,
+        node: Node | None,
+        store: Store,
+        recorder: Recorder,
+        *,
+        piece: int = PIECE,
+    ) -> None:
+        facts = store.facts()
+        self.charter, self.name, self.store, self.recorder = charter, name, store, recorder
+        self.born = int(facts.get("born", 0)) + 1
+        own = node if name in charter.nodes else None
+        self.player = Player(charter.method, charter.topology, own, {}, recorder, self._tell)
+        self.mail = Mail(charter, name)
+        self._hub = None if own is node else node
+        self.council = Council(
+            name,
+            charter.parties,
+            charter.nodes,
+            charter.host,
+            charter.method.rounds,
+            charter.grace,
+            self.born,
+            charter.card(own),
+        )
+        self.channel = Channel(
+            self.born,
+            [other for other in charter.parties if other != name],
+            resend=charter.resend,
+            largest=charter.largest,
+            piece=piece,
+        )
+        self._points: list[Point] = []  # states that are saved
+        self._standing: Point | None = None  # the one that the nodes are in
+        self._pristine: list[Any] = []
+        self._remember(facts)
+        self.work: Work | None = None
+        self.accuracy: dict[Name, float] | None = None
+        self.is_alone = False  # it has given up waiting for the others
+        self.is_over = False
+        self._steps: Steps | None = None
+        self._awaited: Await | None = None
+        self._played: Attempt | None = None
+        self._next: Decision | None = None
+        self._kept: tuple[Any, ...] = ()
+        self._now = self._moved = self._begun = 0.0
+
+    @property
+    def outbox(self) -> list[tuple[Name, bytes]]:
+        """Frames to send, each with its receiver; whoever sends them empties the list."""
+        return self.channel.outbox
+
+    def due(self, now: float) -> float:
+        """When to call `tick` at the latest."""
+        times = [self.channel.due, self.council.due(now)]
+        if self.work is None:
+            times.append(self._moved + self.charter.patience)
+        return min(times)
+
+    # ---- what happens --------------------------------------------------------------------------
+
+    def begin(self, now: float) -> None:
+        """The party is there."""
+        self._now = self._moved = now
+        self.council.ready(now)
+        held = self.council.accepted
+        if held is not None and held.round > self.charter.method.rounds:
+            self.council.orders.append(held)  # the end needs nobody else
+        self._settle(now)
+
+    def up(self, name: Name, now: float) -> None:
+        """Another party is seen, or begins a new life."""
+        if name in self.charter.parties and name != self.name:
+            self.council.up(name, now)
+            self.channel.back(name, now)
+            self._settle(now)
+
+    def down(self, name: Name, now: float) -> None:
+        """Another party is not seen any more."""
+        if name in self.charter.parties and name != self.name:
+            self.council.down(name, now)
+            self.channel.away(name)
+            self._settle(now)
+
+    def hear(self, sender: Name, raw: bytes, now: float) -> None:
+        """A frame has arrived from a party whose name the network vouches for."""
+        self._now = now
+        try:
+            parcel = self.channel.take(sender, raw)
+            if parcel is not None:
+                header, payload = unpack(parcel)
+                if header["kind"] in CONTROL:
+                    self.council.hear(sender, header, now)
+                else:
+                    is_current = self._next is None
+                    self.mail.arrive(sender, header, payload, self.council.accepted, is_current)
+                self._moved = now
+        except MessageError as error:
+            self._fault(sender, "message refused", str(error))
+        self._settle(now)
+
+    def worked(self, results: Sequence[Any], now: float) -> None:
+        """The work that was asked for is done."""
+        self.work, self._now, self._moved = None, now, now
+        if self._next is None:
+            self._resume(results, now)
+        self._settle(now)
+
+    def tick(self, now: float) -> None:
+        """Time has passed."""
+        self._now = now
+        self.channel.resend(now)
+        self.council.need(self._needed(), now)
+        self.council.tick(now)
+        if self.work is None and now >= self._moved + self.charter.patience and not self.is_over:
+            self._moved, self.is_alone = now, True
+            self._fault(self.name, "left alone", f"no progress for {self.charter.patience:g} s")
+            if self.accuracy is None:
+                self._start(self._end(None), now)
+        self._settle(now)
+
+    def _needed(self) -> set[Name]:
+        """The parties that this one waits for, or that have not confirmed what it said."""
+        keys = self._awaited.keys - self.player.heard.keys() if self._awaited else ()
+        waited = {self.charter.plays(key[3]) for key in keys}
+        return waited | self.channel.unconfirmed(_ROUND)
+
+    # ---- one step after the other --------------------------------------------------------------
+
+    def _settle(self, now: float) -> None:
+        """Carry out what was decided; make it durable; only then tell others."""
+        while self.council.orders or self._next is not None:
+            if self.council.orders:
+                self._next = self.council.orders[-1]
+                self.council.orders.clear()
+            if self.work is not None or self._next is None:
+                break  # what is under way must end before the state can be put back
+            decision, self._next = self._next, None
+            self._keep()
+            self._follow(decision, now)
+        if self.work is None and self._awaited is not None:
+            self._resume(None, now)
+        for name in self.council.spared:
+            self.channel.cancel(_ROUND, name)
+        self.council.spared.clear()
+        if self._played is not None and not self.channel.unconfirmed(_ROUND):
+            # a round is done when it is saved, and all that was said has arrived
+            self.council.finished(self._played, now)
+            self._played = None
+        self._keep()
+        for to, note in self.council.outbox:
+            self.channel.post(to, pack(note), now)
+        self.council.outbox.clear()
+        ended = self.accuracy is not None and (self.council.is_over or self.is_alone)
+        if ended and not self.is_over and self.channel.is_settled():
+            done = max(self._points, default=(0, 0, 0))[0]
+            self.recorder.finish({"accuracy": self.accuracy, "rounds": done})
+            self.is_over = True
+
+    def _follow(self, decision: Decision, now: float) -> None:
+        self._moved, self.accuracy, self.is_alone = now, None, False
+        self.channel.cancel(_ROUND)
+        self._join()
+        self.player.heard = self.mail.open(decision.attempt)
+        if decision.round > self.charter.method.rounds:
+            self._start(self._end(decision), now)
+        else:
+            self._start(self._round(decision), now)
+
+    def _round(self, decision: Decision) -> Steps:
+        base = yield from self._from_base(decision)
+        yield from self.player.round(decision, base)
+        every, last = self.charter.evaluate_every, self.charter.method.rounds
+        is_due = decision.round % every == 0 or decision.round == last
+        yield from self._close(decision.round, evaluate=is_due)
+        for key in self.player.heard:
+            self._fault(key[3], "message refused", f"nobody waits for {key}")
+        yield Work(())  # nothing to do, but what was said leaves before the disk is waited for
+        self._save((decision.round, *decision.attempt))
+        return decision.attempt
+
+    def _end(self, decision: Decision | None) -> Steps:
+        """The end; without a decision it is this party's alone."""
+        if decision is not None:
+            yield from self._from_base(decision)
+        yield from self.player.finish()
+        self.accuracy = yield from self.player.evaluate()
+        self._note("final", self.accuracy)
+        return None if decision is None else decision.attempt
+
+    def _start(self, steps: Steps, now: float) -> None:
+        self._begun, self._steps = now, steps
+        self._awaited = self._played = None
+        self._resume(None, now)
+
+    def _resume(self, results: Any, now: float) -> None:
+        """Go on until there is work, or something that has not arrived, or the end."""
+        while self._steps is not None:
+            if self._awaited is not None:
+                if not self._awaited.keys <= self.player.heard.keys():
+                    return
+                self._awaited = None
+            try:
+                asked = self._steps.send(results)
+            except StopIteration as end:
+                self._steps = None
+                self._played = end.value
+                return
+            results = None
+            if isinstance(asked, Work):
+                self.work = asked
+                return
+            self._awaited = asked
+
+    # ---- state ---------------------------------------------------------------------------------
+
+    def _join(self) -> None:
+        """Take the places of the topology, once all have told about themselves."""
+        player, charter = self.player, self.charter
+        if player.topology.names:
+            return
+        player.topology = charter.joined(self.council.roster)
+        self.mail.announced = {
+            name: read_spec(card.get("sends", {})) for name, card in self.council.roster.items()
+        }
+        if self.name == charter.host:
+            hub = {} if self._hub is None else {self._hub.name: self._hub}
+            player.places = {
+                place: hub.get(place, Node(place, seed=charter.seed))
+                for place in player.topology.places
+            }
+        self._pristine = [(n.model.state(), dict(n.memory)) for n in player.own]
+
+    def _from_base(self, decision: Decision) -> Steps:
+        """Put the state back from which a decision begins; at first, make it."""
+        settled = [(0, 0, 0), *((i + 1, *each.attempt) for i, each in enumerate(decision.log))]
+        valid = [point for point in self._points if point in settled]
+        if not valid:
+            for node, (state, memory) in zip(self.player.own, self._pristine, strict=True):
+                node.model.load(state)
+                node.memory = dict(memory)
+            yield from self.player.start()
+            yield from self._close(0, evaluate=True)
+            self._save((0, 0, 0))
+            self._standing = None
+            return (0, 0, 0)
+        base = max(valid)
+        if not (self._standing == base or self.player.is_trained(decision, base)):
+            self.store.load(base, self.player.own)
+        self._standing = None
+        self._forget(decision.round, valid)
+        return base
+
+    def _forget(self, number: int, valid: Sequence[Point]) -> None:
+        """Drop the states that no later decision can begin from.
+
+        A decision of round t tells that round t-1 was played by all its members; so who decides
+        later knows of round t-1, and may at most have it played again, from the state before it.
+        """
+        before = max((p for p in valid if p[0] < number - 1), default=(0, 0, 0))
+        for point in [p for p in self._points if p[0] < number - 1 and p != before]:
+            self.store.drop(point)
+            self._points.remove(point)
+
+    def _save(self, point: Point) -> None:
+        self.store.save(point, self.player.own)
+        self._standing = point
+        if point not in self._points:
+            self._points.append(point)
+
+    def _keep(self) -> None:
+        """Make what must outlive the party durable, if it has changed."""
+        council = self.council
+        held = council.accepted
+        known = (council.promised, held and held.attempt, council.done, len(council.roster))
+        if known == self._kept:
+            return
+        self._kept = known
+        self.store.keep(
+            {
+                "born": self.born,
+                "promised": council.promised,
+                "accepted": held.plain() if held else None,
+                "done": list(council.done) if council.done else None,
+                "roster": council.roster,
+                "points": self._points,
+            }
+        )
+
+    def _remember(self, facts: Mapping[str, Any]) -> None:
+        if not facts:
+            return
+        held, council = facts["accepted"], self.council
+        council.promised, council.roster = facts["promised"], facts["roster"]
+        council.accepted = None if held is None else Decision.read(held, council.names)
+        council.done = None if facts["done"] is None else (facts["done"][0], facts["done"][1])
+        self._points = [(r, b, n) for r, b, n in facts["points"]]
+
+    def _tell(self, said: Said) -> None:
+        """Post a message of this round."""
+        if self.council.accepted is not None:
+            parcel = self.mail.parcel(said, self.council.accepted.attempt)
+            self.channel.post(self.charter.plays(said.key[4]), parcel, self._now, _ROUND)
+
+    # ---- records -------------------------------------------------------------------------------
+
+    def _close(self, number: int, *, evaluate: bool) -> Steps:
+        accuracy = (yield from self.player.evaluate()) if evaluate else {}
+        self._note(number, accuracy)
+        seconds = round(self._moved - self._begun, 4)
+        self.recorder.metrics.append({"tick": number, "seconds": seconds})
+
+    def _note(self, tick: int | str, accuracy: Mapping[Name, float]) -> None:
+        for node in self.player.own:
+            if node.notes:
+                self.recorder.metrics.append({"tick": tick, "node": node.name, **node.notes})
+                node.notes.clear()
+        for name, value in accuracy.items():
+            self.recorder.metrics.append({"tick": tick, "node": name, "test_accuracy": value})
+
+    def _fault(self, node: Name, fault: str, why: str) -> None:
+        held = self.council.accepted
+        tick = 0 if held is None else held.round
+        self.recorder.faults.append({"tick": tick, "node": node, "fault": fault, "why": why})

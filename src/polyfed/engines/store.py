@@ -1,0 +1,118 @@
+"""What a party keeps for its next life: states after rounds, and a few facts, in its run folder.
+
+RUN/checkpoints/   the states after the last rounds, as of every run
+RUN/party.json     which leader it follows, what was decided, which rounds it has finished
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from polyfed.core.node import Node
+from polyfed.errors import RunError
+from polyfed.record import Recorder
+from polyfed.record.checkpoint import Checkpoint
+from polyfed.record.files import write_text
+
+Facts = dict[str, Any]
+Point = tuple[int, int, int]  # a state: after which round, and which attempt at it
+
+
+@runtime_checkable
+class Store(Protocol):
+    """What outlives a process."""
+
+    def keep(self, facts: Facts) -> None:
+        """Make facts durable, in place of those before."""
+
+    def facts(self) -> Facts:
+        """The facts that were kept last; empty if none were."""
+
+    def save(self, point: Point, nodes: Sequence[Node]) -> None:
+        """Make the states at a point durable."""
+
+    def load(self, point: Point, nodes: Sequence[Node]) -> None:
+        """Put the states at a point back."""
+
+    def drop(self, point: Point) -> None:
+        """Forget the states at a point."""
+
+
+class FolderStore:
+    """A store in a run folder."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        if recorder.folder is None:
+            raise RunError("a party that may be killed needs a run folder.")
+        self._recorder, self._folder = recorder, recorder.folder
+
+    def keep(self, facts: Facts) -> None:
+        """Write RUN/party.json."""
+        write_text(self._folder / "party.json", json.dumps(facts))
+
+    def facts(self) -> Facts:
+        """Read RUN/party.json."""
+        path = self._folder / "party.json"
+        if not path.exists():
+            return {}
+        try:
+            return dict(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise RunError(f"{path} is damaged: {error}.") from error
+
+    def save(self, point: Point, nodes: Sequence[Node]) -> None:
+        """Write a checkpoint."""
+        self._recorder.checkpoint(point[0], nodes, kept=0, label=_label(point))
+
+    def load(self, point: Point, nodes: Sequence[Node]) -> None:
+        """Read a checkpoint."""
+        path = self._path(point)
+        if not path.exists():
+            raise RunError(f"{path} is gone: the party cannot go on from round {point[0]}.")
+        Checkpoint(point[0], {}, path).load_into(nodes)
+
+    def drop(self, point: Point) -> None:
+        """Remove a checkpoint."""
+        self._path(point).unlink(missing_ok=True)
+
+    def _path(self, point: Point) -> Path:
+        name = f"{point[0]:06d}{_label(point)}.safetensors"
+        return self._folder / "checkpoints" / name
+
+
+class MemoryStore:
+    """A store for tests and the simulated network: it outlives a party, not the process."""
+
+    def __init__(self) -> None:
+        self._facts = "{}"
+        self.states: dict[Point, list[Any]] = {}
+
+    def keep(self, facts: Facts) -> None:
+        """Keep facts."""
+        self._facts = json.dumps(facts)
+
+    def facts(self) -> Facts:
+        """The facts."""
+        return dict(json.loads(self._facts))
+
+    def save(self, point: Point, nodes: Sequence[Node]) -> None:
+        """Keep copies of the states."""
+        self.states[point] = [(n.model.state(), copy.deepcopy(n.memory)) for n in nodes]
+
+    def load(self, point: Point, nodes: Sequence[Node]) -> None:
+        """Put copies of the states back."""
+        for node, (state, memory) in zip(nodes, self.states[point], strict=True):
+            node.model.load(state)
+            node.memory = copy.deepcopy(memory)
+
+    def drop(self, point: Point) -> None:
+        """Forget the states."""
+        self.states.pop(point, None)
+
+
+def _label(point: Point) -> str:
+    return f"-{point[1]:06d}.{point[2]:06d}"
