@@ -10,11 +10,15 @@ import typer
 from typer.core import TyperGroup
 
 from polyfed import __version__
-from polyfed.cli.dynamic import TYPED, Command
+from polyfed.cli.complete import method_names, task_names
+from polyfed.cli.dynamic import TYPED, Command, is_config
 from polyfed.errors import ConfigError, PolyfedError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from polyfed.core.method import Method
+    from polyfed.engines.compare import Comparison
     from polyfed.tasks import Task
 
 _FOLDER = "polyfed.folder"  # what a context carries: where this command writes
@@ -46,7 +50,6 @@ class Group(TyperGroup):
 app = typer.Typer(
     cls=Group,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     epilog="Begin with: polyfed run fedlinked",
@@ -59,7 +62,9 @@ def main() -> None:
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON object on standard output")]
-TaskName = Annotated[str, typer.Option("--task", help="see: polyfed tasks")]
+TaskName = Annotated[
+    str, typer.Option("--task", help="see: polyfed tasks", autocompletion=task_names)
+]
 Seed = Annotated[int, typer.Option("--seed", help="same seed, same numbers")]
 Seeds = Annotated[str, typer.Option("--seeds", help="how many (5), or which (3,7,9)")]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:0, ...")]
@@ -69,6 +74,10 @@ Stacked = Annotated[
     Literal["auto", "always", "never"],
     typer.Option("--stack", help="train equal networks as one computation; auto: if faster"),
 ]
+Precise = Annotated[
+    Literal["float32", "bfloat16"],
+    typer.Option("--precision", help="what networks compute in; bfloat16 is for GPUs"),
+]
 Fail = Annotated[
     str | None, typer.Option("--fail", help="faults on purpose: 'cut 0-1 @3; kill M2 @5; heal @8'")
 ]
@@ -76,9 +85,31 @@ Folder = Annotated[Path | None, typer.Option("--folder", help="where to write; e
 Shown = Annotated[
     bool | None, typer.Option("--progress/--no-progress", help="show it; else on terminals")
 ]
+AsLatex = Annotated[bool, typer.Option("--latex", help="the table for a paper")]
+AsMarkdown = Annotated[bool, typer.Option("--markdown", help="the table for a README")]
 Picture = Annotated[Path | None, typer.Option("--picture", help="write as SVG", metavar="FILE.svg")]
-MethodName = Annotated[str, typer.Argument(help="see: polyfed methods", metavar="METHOD")]
-Labels = Annotated[list[str], typer.Argument(help="one or more", metavar="METHOD")]
+MethodName = Annotated[
+    str,
+    typer.Argument(help="see: polyfed methods", metavar="METHOD", autocompletion=method_names),
+]
+MethodOrFile = Annotated[
+    str,
+    typer.Argument(
+        help="see: polyfed methods; or FILE.yaml", metavar="METHOD", autocompletion=method_names
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="after a file: method.rounds=20", metavar="[NAME=VALUE]..."),
+]
+Track = Annotated[
+    list[str] | None,
+    typer.Option("--track", help="tensorboard, mlflow or wandb (offline); may be repeated"),
+]
+Labels = Annotated[
+    list[str],
+    typer.Argument(help="one or more", metavar="METHOD", autocompletion=method_names),
+]
 Name = Annotated[str | None, typer.Argument(help="one, to see its options", metavar="NAME")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]
 
@@ -100,34 +131,53 @@ def polyfed(
 @app.command("run", cls=Command)
 def run_command(
     ctx: typer.Context,
-    method: MethodName,
+    method: MethodOrFile,
+    overrides: Overrides = None,
     task: TaskName = "digits",
     seed: Seed = 0,
     topology: Meets = None,
     device: Device = "cpu",
     evaluate_every: Every = 1,
     stack: Stacked = "auto",
+    precision: Precise = "float32",
     fail: Fail = None,
+    track: Track = None,
     folder: Folder = None,
     as_json: AsJson = False,
     progress: Shown = None,
 ) -> None:
-    """Train a federation with a method.
+    """Train a federation with a method, or as a config file says.
 
     Each method and each task has options of its own. To see them, name them:
     polyfed run fedlinked --task digits --help
+    A file is as the config.yaml of a run folder: polyfed run config.yaml method.rounds=20
 
     Example: polyfed run fedlinked --eta 1 --no-transform
     """
-    from polyfed.cli import show
+    from polyfed.cli import config, show
     from polyfed.engines.run import run
+    from polyfed.studies.trackers import tracked_run, trackers_of
 
-    chosen = _task(ctx, task)
-    built = _method(ctx, method, chosen)
-    where = _folder(ctx, folder, built.name, task, f"s{seed}")
+    trackers = trackers_of(track or [])
     common: Any = {"device": device, "evaluate_every": evaluate_every, "stack": stack, "fail": fail}
-    common |= {"topology": topology, "progress": progress}
-    show.result(run(built, chosen, seed=seed, folder=where, **common), as_json)
+    common |= {"precision": precision, "topology": topology, "seed": seed}
+    if is_config(method):
+        asked = config.with_typed(config.read_config(Path(method), overrides or ()), ctx)
+        built, chosen, common = config.built(asked)
+    elif overrides:
+        raise ConfigError(
+            f"'{overrides[0]}' can only follow a config file, as polyfed run x.yaml method.lr=1."
+        )
+    else:
+        chosen = _task(ctx, task)
+        built = _method(ctx, method, chosen)
+    where = _folder(ctx, folder, built.name, chosen.name, f"s{common['seed']}")
+    common |= {"folder": where, "progress": progress}
+    if trackers:
+        done = tracked_run(built, chosen, trackers, **common)
+    else:
+        done = run(built, chosen, **common)
+    show.finished(done, as_json)
 
 
 @app.command("compare", cls=Command)
@@ -136,17 +186,22 @@ def compare_command(
     methods: Labels,
     task: TaskName = "digits",
     seeds: Seeds = "5",
+    topology: Meets = None,
     device: Device = "cpu",
     evaluate_every: Every = 1,
     stack: Stacked = "auto",
+    precision: Precise = "float32",
     fail: Fail = None,
     folder: Folder = None,
+    latex: AsLatex = False,
+    markdown: AsMarkdown = False,
     as_json: AsJson = False,
     progress: Shown = None,
 ) -> None:
     """Run several methods over several seeds: one table.
 
-    An option is for every named method that has it; a method's own follow a colon.
+    An option is for every named method that has it; a method's own follow a colon. Several
+    tasks (--task digits,heart) are compared one after the other, then ranked over all.
 
     Example: polyfed compare fedlinked fedlinked:transform=false,eta=1 local --seeds 3
     """
@@ -154,14 +209,27 @@ def compare_command(
     from polyfed.engines.compare import compare
     from polyfed.options import parse_seeds
 
-    chosen, which = _task(ctx, task), parse_seeds(seeds)
-    labelled = {text: _method(ctx, text, chosen) for text in methods}
-    if len(labelled) < len(methods):
+    which, names = parse_seeds(seeds), list(dict.fromkeys(task.split(",")))
+    if len(set(methods)) < len(methods):
         raise ConfigError("a method is named twice. Give one its own options: fedlinked:eta=1.")
-    where = _folder(ctx, folder, "compare", task)
-    common = {"device": device, "evaluate_every": evaluate_every, "stack": stack, "fail": fail}
-    done = compare(labelled, chosen, seeds=which, folder=where, progress=progress, **common)
-    show.result(done, as_json)
+    common: Any = {"device": device, "evaluate_every": evaluate_every, "stack": stack, "fail": fail}
+    common |= {"precision": precision} | ({"topology": topology} if topology else {})
+    made = {}
+    for name in names:
+        chosen = _task(ctx, name)
+        made[name] = chosen, {text: _method(ctx, text, chosen) for text in methods}
+    where = _folder(ctx, folder, "compare", *names)
+    style = show.style_of(latex, markdown)
+
+    def one(chosen: Task, labelled: Mapping[str, Method], base: Path) -> Comparison:
+        return compare(labelled, chosen, seeds=which, folder=base, progress=progress, **common)
+
+    if len(names) == 1:
+        show.finished(one(*made[task], where), as_json, style)
+        return
+    from polyfed.cli.across import compare_across
+
+    compare_across(made, one, where, which, as_json, style)
 
 
 @app.command("resume", cls=Command)
@@ -177,18 +245,23 @@ def resume_command(
 
     ctx.meta[_FOLDER] = folder
     again = compare.resume_comparison if compare.is_comparison(folder) else run.resume
-    show.result(again(folder, progress=progress), as_json)
+    show.finished(again(folder, progress=progress), as_json)
 
 
 @app.command("show", cls=Command)
-def show_command(folder: RunFolder, as_json: AsJson = False) -> None:
+def show_command(
+    folder: RunFolder,
+    latex: AsLatex = False,
+    markdown: AsMarkdown = False,
+    as_json: AsJson = False,
+) -> None:
     """Show a run or a comparison, finished or not.
 
     Example: polyfed show runs/20270131-120000-fedlinked-digits-s0
     """
     from polyfed.cli import show
 
-    show.folder(folder, as_json)
+    show.folder(folder, as_json, show.style_of(latex, markdown))
 
 
 @app.command("methods", cls=Command)

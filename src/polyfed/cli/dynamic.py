@@ -32,16 +32,24 @@ def flag(option: Option) -> str:
 
 
 def options_for(method_names: Iterable[str], task_name: str) -> list[Option]:
-    """The options of these methods and this task, with the defaults they have together."""
+    """The options of these methods and this task, with the defaults they have together.
+
+    Several tasks (`digits,heart`) have the options that any of them has.
+    """
     from polyfed import methods, tasks
 
+    task_name, *others = task_name.split(",")
     task = tasks.load(task_name)
     holders: dict[str, dict[str, Option]] = {}
     for name in method_names:
         for option in listed(methods.load(name), f"method {name}", task().recipe(name)):
             holders.setdefault(option.name, {})[name] = option
     shared_first = sorted(holders.values(), key=len, reverse=True)
-    return [*map(_together, shared_first), *listed(task, f"task {task_name}")]
+    owned = {option.name: option for option in listed(task, f"task {task_name}")}
+    for other in others:
+        found = {option.name: option for option in listed(tasks.load(other), f"task {other}")}
+        owned = found | owned
+    return [*map(_together, shared_first), *owned.values()]
 
 
 def _together(each: Mapping[str, Option]) -> Option:
@@ -87,10 +95,16 @@ def _parameters(found: Iterable[Option]) -> list[Any]:
     return list(typer.main.get_command(maker).params)
 
 
+def is_config(word: str) -> bool:
+    """Whether a word names a config file rather than a method."""
+    return word.endswith((".yaml", ".yml"))
+
+
 class Command(TyperCommand):
     """A command; one that trains or is about tasks also has the options of what its line names."""
 
     context_class = typer.Context
+    _task = "digits"  # unless the line names another
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Add the options, parse, and keep what was typed of them in the context."""
@@ -116,13 +130,18 @@ class Command(TyperCommand):
 
     def _names(self, words: Sequence[str]) -> list[str]:
         """Methods or tasks of the line: names that exist, else words that follow no option."""
-        if self.name not in ("run", "compare", "tasks"):
+        if self.name not in ("run", "compare", "sweep", "tasks"):
             return []
         valued = {f for p in self.params if not getattr(p, "is_flag", False) for f in p.opts}
         pairs = zip(["", *words], words, strict=False)
         stems = [(b, w.partition(":")[0]) for b, w in pairs if w[:1] != "-" and b not in valued]
         if not stems:  # nothing heavy is imported for --help
             return []
+        file = next((w for _, w in stems if self.name == "run" and is_config(w)), None)
+        if file is not None and "--help" in words and not Path(file).exists():
+            return []
+        if file is not None:
+            return [self._read(file, [w for _, w in stems if "=" in w])]
         from polyfed.methods import METHODS
         from polyfed.tasks import TASKS
 
@@ -130,14 +149,22 @@ class Command(TyperCommand):
         found = [stem for _, stem in stems if stem in known]
         return list(dict.fromkeys(found or [stem for before, stem in stems if before[:1] != "-"]))
 
+    def _read(self, file: str, overrides: Sequence[str]) -> str:
+        """The method of a config file; remember its task."""
+        from polyfed.cli.config import read_config
+
+        asked = read_config(Path(file), overrides)
+        self._task = asked["task"]
+        return str(asked["method"])
+
     def _found(self, names: Sequence[str], words: Sequence[str]) -> Sequence[Option]:
         """Options of what the line names; general ones while it names nothing."""
         if self.name == "tasks":
             return options_for([], names[0]) if names else _GENERAL[1:]
         if names:
             is_given = "--task" in words[:-1]
-            return options_for(names, words[words.index("--task") + 1] if is_given else "digits")
-        return _GENERAL if self.name in ("run", "compare") else ()
+            return options_for(names, words[words.index("--task") + 1] if is_given else self._task)
+        return _GENERAL if self.name in ("run", "compare", "sweep") else ()
 
 
 def _check_flags(words: Sequence[str], params: Iterable[Any], where: str, task: str) -> None:

@@ -24,6 +24,13 @@ HowMany = Annotated[
     str | None, typer.Option("--seeds", help="how many (5), or which (3,7,9); else its own")
 ]
 Rounds = Annotated[int | None, typer.Option("--rounds", help="instead of the paper's")]
+Only = Annotated[
+    list[str] | None,
+    typer.Option("--only", help="cells whose name begins so, such as a data set; may be repeated"),
+]
+WritePages = Annotated[
+    bool, typer.Option("--pages", help="write index.md and every page again, from the summaries")
+]
 Out = Annotated[Path, typer.Option("--out", help="where to write; finished runs there are kept")]
 
 
@@ -34,6 +41,7 @@ def reproduce_command(
     quick: IsQuick = False,
     seeds: HowMany = None,
     rounds: Rounds = None,
+    only: Only = None,
     device: Device = "cpu",
     out: Out = Path("results"),
     as_json: AsJson = False,
@@ -59,6 +67,7 @@ def reproduce_command(
             quick=quick,
             seeds=None if seeds is None else parse_seeds(seeds),
             rounds=rounds,
+            only=only or (),
             device=device,
             progress=progress,
         )
@@ -89,14 +98,19 @@ def _show(results: Results, folder: Path, as_json: bool) -> None:
 
 
 @app.command("experiments", cls=Command)
-def experiments_command(out: Out = Path("results"), as_json: AsJson = False) -> None:
-    """List the tables and figures that can be reproduced.
+def experiments_command(
+    out: Out = Path("results"), write: WritePages = False, as_json: AsJson = False
+) -> None:
+    """List the tables and figures that can be reproduced, and what came of them in a folder.
 
     Example: polyfed experiments --out docs/results
     """
     from polyfed import experiments
     from polyfed.cli import show
+    from polyfed.experiments.index import write_pages
 
+    if write:
+        typer.echo(f"written: {len(write_pages(out))} pages, {out / 'index.md'}", err=True)
     found = [_about(experiment, out) for experiment in experiments.every().values()]
     if not as_json:  # narrow enough for a terminal
         for entry in found:

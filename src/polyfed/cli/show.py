@@ -6,11 +6,10 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import torch
 import typer
 from rich import box
 from rich.console import Console
@@ -18,22 +17,25 @@ from rich.table import Table
 
 from polyfed.cli.dynamic import flag
 from polyfed.core.method import Method
-from polyfed.core.node import Node
 from polyfed.engines import compare, table
 from polyfed.engines.compare import Comparison
 from polyfed.engines.run import Run
-from polyfed.errors import ConfigError
+from polyfed.errors import ConfigError, PolyfedError
 from polyfed.options import as_text, listed
 from polyfed.record.files import write_text
 from polyfed.record.recorder import read_config, read_result
+from polyfed.report.page import FILE, write_report
+from polyfed.report.pictures import labels_of
+from polyfed.studies import paired
 from polyfed.tasks import Task, picture
 from polyfed.tasks.task import DATA_VARIABLE
 
 _QUICK = "note: --quick only shows the way; its figures mean nothing."
+Style = Literal["text", "markdown", "latex"]
 _LEGEND = "mean accuracy: over the nodes of a run. sent, seconds: of one run."
 
 
-def folder(where: Path, as_json: bool) -> None:
+def folder(where: Path, as_json: bool, style: Style = "text") -> None:
     """A run or a comparison, finished or not."""
     if not compare.is_comparison(where):
         result(Run.open(where), as_json, fully=True)
@@ -42,23 +44,51 @@ def folder(where: Path, as_json: bool) -> None:
     if not as_json:
         typer.echo(_state(where, done == planned, f"{done} of {planned} runs") + "\n")
     if done or as_json:
-        result(compare.open_comparison(where), as_json)
+        result(compare.open_comparison(where), as_json, style)
 
 
-def result(done: Run | Comparison, as_json: bool, *, fully: bool = False) -> None:
+def finished(done: Run | Comparison, as_json: bool, style: Style = "text") -> None:
+    """Write the report of what has just ended, then show it; no report is no reason to fail."""
+    try:
+        write_report([done.folder or Path()])
+    except PolyfedError as error:
+        typer.echo(f"no report: {error}", err=True)
+    result(done, as_json, style)
+
+
+def style_of(latex: bool, markdown: bool) -> Style:
+    """How to write a table."""
+    if latex and markdown:
+        raise ConfigError("--latex and --markdown: choose one.")
+    return "latex" if latex else "markdown" if markdown else "text"
+
+
+def comparison_text(done: Comparison, style: Style) -> str:
+    """The table of a comparison, and of its paired tests."""
+    if style != "text":
+        return paired.latex(done) if style == "latex" else paired.markdown(done)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return "\n\n".join(filter(None, [done.table(width), paired.table(done), _LEGEND]))
+
+
+def result(
+    done: Run | Comparison, as_json: bool, style: Style = "text", *, fully: bool = False
+) -> None:
     """The tables of a run or a comparison; `fully`, also where a run stands and its settings."""
     where = done.folder or Path()
     config = read_config(where)
     if as_json:
-        _json(_run_dict(done, config, fully) if isinstance(done, Run) else done.as_dict())
+        pairs = {} if isinstance(done, Run) else {"pairs": paired.as_dicts(done)}
+        said = _run_dict(done, config, fully) if isinstance(done, Run) else done.as_dict()
+        _json(said | pairs)
         return
     if isinstance(done, Run):
         texts = _run_texts(done, config, fully)
     else:
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        texts = [done.table(width), _LEGEND]
+        texts = [comparison_text(done, style)]
     note = _QUICK if config["task_options"].get("quick") else ""
-    typer.echo("\n\n".join(filter(None, [*texts, note, f"run folder: {where}"])))
+    page = f"report: {where / FILE}\n" if (where / FILE).exists() else ""
+    typer.echo("\n\n".join(filter(None, [*texts, note, f"{page}run folder: {where}"])))
 
 
 def _run_dict(done: Run, config: Mapping[str, Any], fully: bool) -> dict[str, Any]:
@@ -119,7 +149,7 @@ def task(chosen: Task, seed: int, svg: Path | None, as_json: bool) -> None:
     """Options, and who holds what; without the task's files, how to say where they are."""
     given = getattr(chosen, "data", None) or os.environ.get(DATA_VARIABLE)
     has_data = given or svg or not chosen.needs_data
-    labels, classes = _labels(chosen.nodes(seed)) if has_data else ({}, [])
+    labels, classes = labels_of(chosen.nodes(seed)) if has_data else ({}, [])
     counts = picture.holdings(labels, len(classes))
     title = f"Training samples by node and class: {chosen.name}, seed {seed}"
     if svg and not labels:
@@ -135,18 +165,6 @@ def task(chosen: Task, seed: int, svg: Path | None, as_json: bool) -> None:
         where = f"Who holds what: polyfed tasks {chosen.name} --data DIR"
         nothing = "No node has labels for training." if has_data else where
         typer.echo(f"{title}\n\n{text}" if text else nothing)
-
-
-def _labels(nodes: Sequence[Node]) -> tuple[dict[str, Any], list[str]]:
-    """Training labels of every node that has some, as columns of the classes of all nodes."""
-    classes = list(dict.fromkeys(name for node in nodes for name in node.classes))
-    labels = {}
-    for node in nodes:
-        y = node.data["train"].y if "train" in node.data else None
-        if y is not None and node.classes:
-            columns = torch.tensor([classes.index(name) for name in node.classes])
-            labels[node.name] = columns[y]
-    return labels, classes
 
 
 def listing(entries: Iterable[Mapping[str, Any]], as_json: bool = False) -> None:
