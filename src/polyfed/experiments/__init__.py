@@ -36,7 +36,15 @@ from polyfed.errors import UnknownNameError
 if TYPE_CHECKING:
     from polyfed.experiments.experiment import Experiment
 
-FAMILIES = ("fedlinked", "partial_averaging", "partial_averaging_more")
+FAMILIES = (
+    "fedlinked",
+    "partial_averaging",
+    "partial_averaging_more",
+    "fedfoa",
+    "fedul",
+    "li",
+    "li_more",
+)
 
 
 def every() -> dict[str, Experiment]:

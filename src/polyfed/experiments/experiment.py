@@ -39,6 +39,7 @@ class Cell:
         panel: data set or variant.
         series: line or column.
         x: point of the line, a number or a word.
+        after: more figures, from the trained nodes of a run, before they are let go.
     """
 
     method: str
@@ -48,6 +49,7 @@ class Cell:
     panel: str = ""
     series: str = ""
     x: float | str | None = None
+    after: Callable[[Run], Mapping[str, float]] | None = None
 
     @property
     def label(self) -> str:
@@ -70,22 +72,25 @@ class Ref:
         figure: name of the figure.
         panel: data set or variant.
         x: point of the line.
+        less: another figure that is taken off it, for what is claimed of a gain.
     """
 
     series: str = ""
     figure: str = ACCURACY
     panel: str = ""
     x: float | str | None = None
+    less: Ref | None = None
 
     def fits(self, cell: Cell) -> bool:
         """Whether this is about that cell."""
         here = (cell.panel, cell.series) == (self.panel, self.series)
         return here and self.x in (None, cell.x)
 
-    def parts(self) -> tuple[str, str, str, str]:
-        """Panel, series, point and figure, as text; empty where there is none or it is clear."""
+    def parts(self) -> tuple[str, ...]:
+        """Panel, series, point, figure and what it is less, as text; empty where there is none."""
         figure = "" if self.figure == ACCURACY else self.figure
-        return self.panel, self.series, _at(self.x), figure
+        less = "" if self.less is None else f"less {_joined(self.less.parts()[1:])}"
+        return self.panel, self.series, _at(self.x), figure, less
 
     def __str__(self) -> str:
         return _joined(self.parts()) or ACCURACY
@@ -175,6 +180,19 @@ class Dots:
     figures: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Picture:
+    """A picture of its own kind: see `polyfed.experiments.pictures`.
+
+    Attributes:
+        draw: makes the figure from the cells of a summary, each with what was kept of it.
+        keep: what it needs of a run; it is asked for the first seed's, and goes into the summary.
+    """
+
+    draw: Callable[[Sequence[Mapping[str, Any]]], Any]
+    keep: Callable[[Run], Any]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Quick:
     """How an experiment is made small enough for a laptop.
@@ -230,7 +248,7 @@ class Experiment:
     claims: Sequence[Claim] = ()
     seeds: int = 5
     statistic: Statistic = "mean"
-    plot: Lines | Dots = field(default_factory=Dots)
+    plot: Lines | Dots | Picture = field(default_factory=Dots)
     evaluate_every: int = 1
     notes: Sequence[str] = ()
     cannot: str = ""
@@ -241,7 +259,8 @@ class Experiment:
         if twice or not labels:
             said = f"two cells are called '{twice[0]}'" if twice else "it has no cells"
             raise ConfigError(f"experiment {self.name}: {said}.")
-        for ref in [*self.published, *(r for c in self.claims for r in (c.left, c.right))]:
+        refs = [*self.published, *(r for c in self.claims for r in (c.left, c.right))]
+        for ref in [*refs, *(ref.less for ref in refs if ref.less is not None)]:
             if not any(ref.fits(cell) for cell in self.cells):
                 raise ConfigError(f"experiment {self.name}: no cell is called '{ref}'.")
         for text in self.published.values():

@@ -6,14 +6,16 @@ deviation, or 40th to 60th percentile); the paper's numbers are hollow ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyfed.errors import ConfigError
-from polyfed.experiments.experiment import Dots, Lines, Ref, number
+from polyfed.experiments.experiment import Dots, Lines, Picture, Ref, number
 from polyfed.experiments.results import Point, Results
 from polyfed.experiments.verdict import printed
 from polyfed.record.files import write_atomically
@@ -50,8 +52,9 @@ def is_available() -> bool:
     return find_spec("matplotlib") is not None
 
 
-def draw(results: Results, *paths: Path) -> None:
-    """Draw the experiment into files; their suffixes, .svg or .png, say how."""
+@contextmanager
+def styled() -> Iterator[None]:
+    """The style of all plots, whatever a person's own settings are."""
     if not is_available():
         raise ConfigError("plots need matplotlib: pip install polyfed[plots].")
     import matplotlib as mpl
@@ -59,19 +62,29 @@ def draw(results: Results, *paths: Path) -> None:
     plain = {k: v for k, v in mpl.rcParamsDefault.items() if "backend" not in k}
     style: Any = {**plain, **_STYLE}  # a backend would outlive the context
     with mpl.rc_context(style):
+        yield
+
+
+def draw(results: Results, *paths: Path) -> None:
+    """Draw the experiment into files; their suffixes, .svg or .png, say how."""
+    with styled():
         for path in paths:
-            write_atomically(path, partial(_save, _figure(results), path.suffix[1:]))
+            write_atomically(path, partial(save, _figure(results), path.suffix[1:]))
 
 
-def _save(figure: Figure, kind: str, path: Path) -> None:
+def save(figure: Figure, kind: str, file: Path | StringIO) -> None:
+    """Write a figure as svg or png; the same figure gives the same bytes."""
     more: Mapping[str, Any] = {"metadata": {"Date": None}} if kind == "svg" else {"dpi": 160}
-    figure.savefig(path, format=kind, bbox_inches="tight", pad_inches=0.15, **more)
+    figure.savefig(file, format=kind, bbox_inches="tight", pad_inches=0.15, **more)
 
 
 def _figure(results: Results) -> Figure:
     from matplotlib.figure import Figure
 
     spec, panels = results.experiment.plot, results.panels
+    if isinstance(spec, Picture):
+        drawn: Figure = spec.draw(results.summary["cells"])
+        return drawn
     rows = len(_rows(results, spec)) if isinstance(spec, Dots) else 0
     height = 1.1 + 0.34 * rows if rows else 3.8
     width = 4.6 if len(panels) > 1 else 6.4

@@ -8,6 +8,7 @@ OUT/NAME/page.md, plot.svg, .png   made from the summary; --quick has NAME-quick
 from __future__ import annotations
 
 import json
+import shlex
 import statistics
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -17,7 +18,7 @@ from typing import Any
 from polyfed.engines.run import Run, plain
 from polyfed.errors import ConfigError, RunError
 from polyfed.experiments import plot
-from polyfed.experiments.experiment import Cell, Experiment
+from polyfed.experiments.experiment import Cell, Experiment, Picture
 from polyfed.experiments.page import page
 from polyfed.experiments.results import FORMAT, Results, folder_of
 from polyfed.experiments.runner import ORIGIN, options_of, run_cells
@@ -32,6 +33,7 @@ def reproduce(
     quick: bool = False,
     seeds: Sequence[int] | None = None,
     rounds: int | None = None,
+    only: Sequence[str] = (),
     device: str = "cpu",
     progress: bool | None = None,
 ) -> Results:
@@ -44,6 +46,7 @@ def reproduce(
         quick: the small version, which says what it scaled.
         seeds: which; None takes as many as the experiment asks for.
         rounds: so many for every method, instead of the paper's.
+        only: cells whose name begins with one of these; none means all.
         device: cpu, cuda, cuda:0, ...
         progress: True, False, None for terminals only.
     """
@@ -55,7 +58,7 @@ def reproduce(
     chosen = list(range(wanted)) if seeds is None else list(seeds)
     if not chosen or len(set(chosen)) < len(chosen):
         raise ConfigError("seeds: name at least one, and none twice.")
-    cells = experiment.scaled(quick=quick, rounds=rounds)
+    cells = _chosen(experiment.scaled(quick=quick, rounds=rounds), only)
     runs = run_cells(
         cells,
         chosen,
@@ -69,7 +72,7 @@ def reproduce(
     summary = {
         "format": FORMAT,
         "experiment": experiment.name,
-        "command": _command(experiment.name, cells, chosen, quick, rounds, device),
+        "command": _command(experiment.name, cells, chosen, quick, rounds, only, device),
         "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
         "commit": "unknown",
         "device": device,
@@ -81,6 +84,15 @@ def reproduce(
         "cells": [_entry(experiment, c, each) for c, each in zip(cells, runs, strict=True)],
     }
     return write(Results(experiment, summary), folder_of(experiment, out, quick))
+
+
+def _chosen(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
+    """The cells whose names begin with one of these texts."""
+    for text in only:
+        if not any(cell.label.startswith(text) for cell in cells):
+            names = ", ".join(dict.fromkeys(cell.label for cell in cells))
+            raise ConfigError(f"only {text!r}: no cell's name begins so. There are: {names}.")
+    return [cell for cell in cells if not only or cell.label.startswith(tuple(only))]
 
 
 def write(results: Results, folder: Path) -> Results:
@@ -100,6 +112,8 @@ def write(results: Results, folder: Path) -> Results:
 def _entry(experiment: Experiment, cell: Cell, runs: Sequence[Run]) -> dict[str, Any]:
     method, task = cell.make()
     by_seed = [experiment.figures(r) for r in runs]
+    spec = experiment.plot
+    kept = {"kept": spec.keep(runs[0])} if isinstance(spec, Picture) else {}
     return {
         "panel": cell.panel,
         "series": cell.series,
@@ -113,6 +127,7 @@ def _entry(experiment: Experiment, cell: Cell, runs: Sequence[Run]) -> dict[str,
         "bytes_sent_per_node": [
             statistics.fmean([r.ledger.bytes_sent(n) for n in r.accuracy] or [0]) for r in runs
         ],
+        **kept,
     }
 
 
@@ -122,6 +137,7 @@ def _command(
     seeds: Sequence[int],
     quick: bool,
     rounds: int | None,
+    only: Sequence[str],
     device: str,
 ) -> str:
     needs_data = any(cell.make()[1].needs_data for cell in cells)
@@ -133,6 +149,7 @@ def _command(
         "--quick" * quick,
         f"--seeds {len(seeds) if counted else which}",
         f"--rounds {rounds}" if rounds else "",
+        *(f"--only {shlex.quote(text)}" for text in only),
         f"--device {device}",
     ]
     return " ".join(filter(None, parts))

@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,10 @@ class Results:
 
     def values(self, ref: Ref) -> list[float] | None:
         """The figure with every seed, the mean over points without x; None if it was not run."""
+        if ref.less is not None:
+            own, other = self.values(replace(ref, less=None)), self.values(ref.less)
+            pairs = zip(own or [], other or [], strict=True)
+            return None if own is None or other is None else [a - b for a, b in pairs]
         here = [
             cell["figures"][ref.figure]
             for cell in self.summary["cells"]

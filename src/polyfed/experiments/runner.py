@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -31,6 +31,7 @@ from polyfed.tasks import Task
 
 COMMIT_VARIABLE = "POLYFED_COMMIT"  # names the commit where there is a copy without its history
 _IN_STEP = 250  # runs in step on a GPU; each has three files open, of 1,024 that are usual
+AFTER = "after.json"  # in a run folder: figures of its trained nodes
 ORIGIN = "origin.json"  # in a run folder: by which commit and on which device it was run
 
 
@@ -41,10 +42,12 @@ class _Job:
     task: Task
     seed: int
     folder: Path
+    after: Callable[[Run], Mapping[str, float]] | None = None
 
     @property
     def is_done(self) -> bool:
-        return read_result(self.folder) is not None
+        is_whole = self.after is None or (self.folder / AFTER).exists()
+        return is_whole and read_result(self.folder) is not None
 
 
 def run_cells(
@@ -113,9 +116,16 @@ def _run_group(
                 **settings,
             )
         )
-    finish_together(begun)
-    for job in jobs:
+    for job, done in zip(jobs, finish_together(begun), strict=True):
+        if job.after is not None:
+            write_text(job.folder / AFTER, json.dumps(dict(job.after(done))) + "\n")
         _close(job, str(settings["device"]))
+
+
+def figures_after(run: Run) -> dict[str, float]:
+    """What was computed from the trained nodes of a run; nothing where that was not asked for."""
+    path = (run.folder or Path()) / AFTER
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def _jobs(
@@ -128,16 +138,19 @@ def _jobs(
     jobs = []
     for cell in cells:
         method, task = cell.make(data)
-        place = folder / _key(method, task, settings)
-        jobs += [_Job(cell.label, method, task, s, place / f"seed-{s}") for s in seeds]
+        place = folder / _key(method, task, settings, cell.after)
+        jobs += [_Job(cell.label, method, task, s, place / f"seed-{s}", cell.after) for s in seeds]
     return jobs
 
 
-def _key(method: Method, task: Task, settings: dict[str, Any]) -> str:
+def _key(
+    method: Method, task: Task, settings: dict[str, Any], after: Callable[..., Any] | None = None
+) -> str:
     """A folder name for everything that has a bearing on the numbers but the seed."""
     every = settings["evaluate_every"]
     kind = str(settings["device"]).partition(":")[0]
-    said = json.dumps([plain(method), options_of(task), kind, every], sort_keys=True)
+    more = [] if after is None else [after.__qualname__]
+    said = json.dumps([plain(method), options_of(task), kind, every, *more], sort_keys=True)
     digest = hashlib.blake2b(said.encode(), digest_size=5).hexdigest()
     return f"{task.name}-{method.name}-{digest}"
 
