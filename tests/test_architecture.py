@@ -20,7 +20,7 @@ SOURCE = ROOT / "src" / "polyfed"
 LAYERS = (
     ("errors", "check", "random", "options"),
     ("core",), ("maths",), ("train",), ("models",), ("tasks",), ("methods",), ("topologies",),
-    ("record",), ("engines",), ("experiments",), ("report",), ("testing",), ("cli",),
+    ("record",), ("engines",), ("experiments",), ("studies",), ("report",), ("testing",), ("cli",),
     ("__main__",),
 )  # fmt: skip
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}

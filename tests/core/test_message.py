@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from polyfed.core.message import Message, TensorSpec
+from polyfed.core.message import Message, TensorSpec, look_at
 from polyfed.errors import MessageError
 
 DTYPES = [
@@ -148,3 +148,27 @@ def test_a_value_below_the_least_announced_is_refused() -> None:
     for count in (0, -5):
         with pytest.raises(MessageError, match=f"holds {count}, expected at least 1"):
             Message({"num_examples": torch.tensor(count)}).check(spec)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_many_messages_are_looked_at_at_once(bad: float) -> None:
+    big = torch.full((2,), 3e38)  # finite, but their sum is not
+    good = Message({"a": torch.ones(3), "n": torch.tensor(4)})
+    messages = [good, Message({"a": big}), Message({"a": torch.ones(2), "b": torch.tensor([bad])})]
+    messages += [Message({"n": torch.tensor(1)}), Message({}), Message({"a": torch.ones(1).half()})]
+    look_at(messages)
+    assert "_not_finite" in good.__dict__
+    for i, message in enumerate(messages):
+        expected = {name: TensorSpec.of(t) for name, t in message.tensors.items()}
+        if i == 2:
+            with pytest.raises(MessageError, match="NaN or infinity in 'b' \\(1 of 1 values\\)"):
+                message.check(expected)
+        else:
+            message.check(expected)
+
+
+def test_complex_numbers_are_looked_at_one_by_one() -> None:
+    message = Message({"a": torch.ones(2), "c": torch.tensor([complex("nan")])})
+    look_at([message])
+    with pytest.raises(MessageError, match="'c'"):
+        message.check({name: TensorSpec.of(t) for name, t in message.tensors.items()})

@@ -13,14 +13,30 @@ import pytest
 import polyfed as pf
 from polyfed import methods
 from polyfed.testing import tiny
+from polyfed.testing.sets import tiny_sets
+from polyfed.train.kinds import with_hub
 
 FILE = Path(__file__).with_name("golden.json")
 ROUNDS = 10
+SMALL = {"local_epochs": 1, "projection": 4, "predictor_hidden": 6, "probe_epochs": 0}
+OPTIONS = {  # for what cannot, or need not, run with its defaults on 25 samples
+    **dict.fromkeys(("byol", "fedbyol", "fedu", "fedema", "fedmd-ssl"), SMALL),
+    "fedfoa": {**SMALL, "warm_up": 2},
+    "feddf": {"distil_steps": 20},
+    "feddf-ssl": {**SMALL, "distil_steps": 20},
+}
+ON_SETS = ("fedul", "fedul-m1", "fedul-m2", "fedul-mgda", "fedllp", "fedpl", "hub-only")
+NODES = {
+    "feddf": lambda: with_hub(tiny()),
+    "feddf-ssl": lambda: with_hub(tiny()),
+    **dict.fromkeys(ON_SETS, tiny_sets),
+}
 
 
 def numbers(name: str) -> dict[str, dict[str, float]]:
     """For every node the mean of its parameters, of their squares, and its accuracy."""
-    run = pf.run(methods.make(name, {"rounds": ROUNDS, "lr": 1e-3, "batch": 8}), tiny(), seed=7)
+    method = methods.make(name, {"rounds": ROUNDS, "lr": 1e-3, "batch": 8} | OPTIONS.get(name, {}))
+    run = pf.run(method, NODES.get(name, tiny)(), seed=7)
     found = {}
     for node in run.nodes.values():
         state = node.model.state().values()

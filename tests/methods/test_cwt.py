@@ -83,3 +83,16 @@ def test_networks_must_be_alike_and_mean_the_same(plain_nodes: Callable[..., lis
 def test_options_that_cannot_be() -> None:
     with pytest.raises(ConfigError, match="local_epochs"):
         CWT(local_epochs=-1)
+
+
+def test_the_learning_rate_may_fall_in_steps() -> None:
+    node = tiny()[0]
+
+    def rates(**options: float) -> list[float]:
+        node.memory.clear()
+        method = replace(CWT(lr=0.8), **options)  # type: ignore[arg-type]
+        return [phase.optimiser.lr for _ in range(5) for phase in method.local(node)]
+
+    assert rates() == [0.8] * 5
+    assert rates(decay_every=2) == [0.8, 0.8, 0.4, 0.4, 0.2]
+    assert rates(decay_every=3, decay=0.25) == [0.8, 0.8, 0.8, 0.2, 0.2]

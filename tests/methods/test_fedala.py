@@ -230,3 +230,16 @@ def test_different_classes_are_an_error() -> None:
 def test_wrong_options_are_errors(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"FedALA.{next(iter(wrong))} must be"):
         FedALA(**wrong)
+
+
+def test_the_learning_rate_may_fall_in_steps() -> None:
+    node = tiny()[0]
+
+    def rates(**options: float) -> list[float]:
+        node.memory.clear()
+        method = replace(FedALA(lr=0.8), **options)  # type: ignore[arg-type]
+        return [phase.optimiser.lr for _ in range(5) for phase in method.local(node)]
+
+    assert rates() == [0.8] * 5
+    assert rates(decay_every=2) == [0.8, 0.8, 0.4, 0.4, 0.2]
+    assert rates(decay_every=3, decay=0.25) == [0.8, 0.8, 0.8, 0.2, 0.2]

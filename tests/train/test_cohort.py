@@ -439,3 +439,74 @@ def _no_other_warnings() -> Any:
         warnings.simplefilter("error")
         warnings.simplefilter("always", StackWarning)
         yield
+
+
+# ---- a stack of one ------------------------------------------------------------------------------
+
+
+def one_by_graph(
+    monkeypatch: pytest.MonkeyPatch, stack: together.Stack, phase: Phase, **fields: Any
+) -> tuple[list[int], Node]:
+    """Sizes of the stacks that a trainer makes of one job, as if it were on a GPU."""
+    stacks: list[int] = []
+
+    def counted(jobs: Any, **more: Any) -> list[Fitted]:
+        stacks.append(len(jobs))
+        return fit_cohort(jobs, **more)
+
+    monkeypatch.setattr(together, "_on_gpu", lambda job: True)
+    monkeypatch.setattr(together, "fit_cohort", counted)
+    monkeypatch.setattr(together, "measure", lambda jobs: fields.get("pays", True))
+    monkeypatch.setattr(together, "remembered", lambda text, ask: ask())
+    alone = node(0, 24)
+    Trainer(stack, graph=fields.get("graph", True)).train([Job(alone, phase, ())])
+    return stacks, alone
+
+
+LONG = Phase(label="p", objective=cross_entropy, steps=60, batch=8, keep="all")
+
+
+@pytest.mark.parametrize("stack", ["auto", "always"])
+def test_on_a_gpu_one_node_is_a_stack_of_one(
+    monkeypatch: pytest.MonkeyPatch, stack: together.Stack
+) -> None:
+    stacks, there = one_by_graph(monkeypatch, stack, LONG)
+    assert stacks == [1]
+    here = node(0, 24)
+    fit(here, LONG)
+    for name, t in here.model.state().items():
+        assert torch.allclose(t, there.model.state()[name], atol=1e-5)
+    assert there.memory.keys() == here.memory.keys()
+
+
+@pytest.mark.parametrize(
+    ("stack", "phase", "fields"),
+    [
+        ("never", LONG, {}),
+        ("auto", LONG, {"graph": False}),
+        ("auto", LONG, {"pays": False}),
+        ("auto", replace(LONG, steps=49), {}),
+    ],
+)
+def test_or_it_is_trained_by_the_loop(
+    monkeypatch: pytest.MonkeyPatch, stack: together.Stack, phase: Phase, fields: dict[str, Any]
+) -> None:
+    assert one_by_graph(monkeypatch, stack, phase, **fields)[0] == []
+
+
+def test_one_node_that_cannot_be_stacked_is_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[int] = []
+
+    def refuses(jobs: Any, **more: Any) -> list[Fitted]:
+        tried.append(len(jobs))
+        raise together.CannotStackError("no")
+
+    monkeypatch.setattr(together, "_on_gpu", lambda job: True)
+    monkeypatch.setattr(together, "fit_cohort", refuses)
+    trainer, there = Trainer("always"), node(0, 24)
+    with pytest.warns(StackWarning, match="cannot be stacked"):
+        trainer.train([Job(there, LONG, ())])
+    trainer.train([Job(there, LONG, ())])
+    assert tried == [1]

@@ -8,16 +8,18 @@ modules (a flatten, a pooling) belongs to the part before it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import EllipsisType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from polyfed.core.message import Spec, TensorSpec
 from polyfed.errors import ModelError, UnknownNameError
+
+Precision = Literal["float32", "bfloat16"]
 
 
 @contextmanager
@@ -46,10 +48,22 @@ class _ReachedError(Exception):
 
 
 class Model:
-    """A network and its named parts, in the order the data passes through them."""
+    """A network and its named parts, in the order the data passes through them.
 
-    def __init__(self, net: nn.Module, parts: Mapping[str, tuple[str, ...]]) -> None:
-        self.net = net
+    Attributes:
+        net: the network.
+        parts: names of its modules, by part.
+        precision: in what the network computes; its parameters, its output and all mathematics
+            outside of it are as the network was made.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        parts: Mapping[str, tuple[str, ...]],
+        precision: Precision = "float32",
+    ) -> None:
+        self.net, self.precision = net, precision
         self.parts = dict(parts)
         self._names = {part: _owned(net, modules) for part, modules in self.parts.items()}
         _check_cover(net, self._names)
@@ -82,8 +96,18 @@ class Model:
 
     def __call__(self, x: Tensor) -> Tensor:
         """The network's output."""
-        out: Tensor = self.net(x)
-        return out
+        return self.compute(self.net, x)
+
+    def compute(self, module: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """What the network, or a module of it, makes of `x`, in the model's precision.
+
+        bfloat16 is PyTorch's autocast, with the channels of pictures last; what comes out is
+        float32 again.
+        """
+        if self.precision == "float32":
+            return module(x)
+        with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False):
+            return _widened(module(_channels_last(x)))
 
     def output(self, x: Tensor, part: str) -> Tensor:
         """What leaves `part` when `x` enters the network: the input of the part after it."""
@@ -98,10 +122,9 @@ class Model:
             for inner in module.modules()
         ]
         try:
-            self.net(x)
+            self(x)
         except _ReachedError as reached:
-            value: Tensor = reached.value
-            return value
+            return _widened(reached.value)
         finally:
             for handle in handles:
                 handle.remove()
@@ -192,7 +215,7 @@ class Model:
 
     def copy(self) -> Model:
         """An independent copy with the same values."""
-        return Model(copy.deepcopy(self.net), self.parts)
+        return Model(copy.deepcopy(self.net), self.parts, self.precision)
 
     def _modules(self, part: str) -> Iterator[nn.Module]:
         known = dict(self.net.named_modules(remove_duplicate=False))
@@ -206,6 +229,15 @@ class Model:
 
 def _raise_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     raise _ReachedError(next(iter((*args, *kwargs.values()))))
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """Pictures as convolutions like them; written so that `vmap` can do it too."""
+    return x.movedim(1, -1).contiguous().movedim(-1, 1) if x.dim() == 4 else x
+
+
+def _widened(x: Tensor) -> Tensor:
+    return x.float() if x.dtype == torch.bfloat16 else x
 
 
 def _as_names(modules: str | Sequence[str]) -> tuple[str, ...]:

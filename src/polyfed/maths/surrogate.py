@@ -60,9 +60,13 @@ def surrogate_log_probs(
     Logits are log eta up to a number for each sample, which the last softmax removes. A set that is
     impossible (a row of -inf) gets about the lowest number there is.
     """
+    return _scores(logits, T).log_softmax(-1)
+
+
+def _scores(logits: Tensor, T: Tensor) -> Tensor:
+    """The log of q up to a number for each sample."""
     finite = T.clamp_min(torch.finfo(T.dtype).min / 4)  # a row of -inf would give NaN gradients
-    log_q: Tensor = torch.logsumexp(logits[:, None, :] + finite, -1)
-    return log_q.log_softmax(-1)
+    return torch.logsumexp(logits[:, None, :] + finite, -1)
 
 
 def surrogate_losses(
@@ -79,10 +83,10 @@ def surrogate_losses(
         T: From `log_transition`.
         loss: The likelihood of the set, or the authors' double softmax.
     """
-    log_q = surrogate_log_probs(logits, T)
+    scores = _scores(logits, T)
     if loss == "reference":
-        log_q = log_q.exp().log_softmax(-1)
-    return -log_q.gather(1, sets[:, None]).squeeze(1)
+        scores = scores.softmax(-1)
+    return functional.cross_entropy(scores, sets, reduction="none")
 
 
 def proportion_loss(

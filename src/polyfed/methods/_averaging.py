@@ -9,7 +9,7 @@ Symbols: shared_k = parameters and buffers of node k's shared parts, n_k = its t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -19,7 +19,7 @@ from polyfed import check
 from polyfed.core.message import Message, Spec, TensorSpec
 from polyfed.core.method import Method
 from polyfed.core.node import Name, Node
-from polyfed.core.phase import Phase
+from polyfed.core.phase import Optimiser, Phase
 from polyfed.errors import ConfigError, ModelError
 from polyfed.maths.mixing import weighted_mean
 from polyfed.train.agree import check_same_parts, parts_beside
@@ -27,7 +27,7 @@ from polyfed.train.agree import check_same_parts, parts_beside
 Shares = Literal["all", "trunk", "heads"]  # heads: every part but the trunk
 Weighting = Literal["examples", "uniform"]
 
-TRUNK = "trunk"
+TRUNK, VISITS = "trunk", "visits"
 _COUNT = "num_examples"
 
 
@@ -119,6 +119,37 @@ class Averaging(Method):
                     "Use fedper or fedavg-trunk, or give every node an output for every class "
                     "(the option 'heads' of a task: --heads all)."
                 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decaying(Averaging):
+    """Averaging whose learning rate may fall in steps.
+
+    Attributes:
+        decay: factor on learning rates after every `decay_every` visits to a node.
+        decay_every: visits to a node (rounds of its training) between two decays; 0 is never.
+    """
+
+    decay: float = 0.5
+    decay_every: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.positive(self, "decay")
+        check.at_least(self, "decay_every", 0)
+
+    def decayed(self, node: Node) -> float:
+        """The factor on learning rates in this visit to a node, which is counted."""
+        if not self.decay_every:
+            return 1.0
+        visits = int(node.memory.get(VISITS, 0))
+        node.memory[VISITS] = torch.tensor(visits + 1)
+        return self.decay ** (visits // self.decay_every)
+
+    def slowed(self, factor: float) -> Optimiser:
+        """The optimiser, its learning rate times the factor."""
+        optimiser = self._optimiser()
+        return replace(optimiser, lr=optimiser.lr * factor)
 
 
 def _listed(node: Node) -> str:

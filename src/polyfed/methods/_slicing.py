@@ -204,7 +204,7 @@ class Plan:
         return is_local.nonzero().flatten()
 
 
-_KNOWN: WeakKeyDictionary[nn.Module, tuple[State, Shapes]] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[nn.Module, tuple[State, Shapes, nn.Parameter]] = WeakKeyDictionary()
 
 
 def plan_of(declared: Declared, node: Node) -> tuple[Plan, State]:
@@ -216,18 +216,15 @@ def plan_of(declared: Declared, node: Node) -> tuple[Plan, State]:
 
 def _tensors_of(net: nn.Module) -> tuple[State, Shapes]:
     """The tensors of a network by name; looked up once where it has no buffers, which may move."""
-    known = _KNOWN.get(net)
-    if known is not None and next(iter(known[0].values())).device == _device_of(net):
-        return known
+    if net in _KNOWN:
+        state, shapes, first = _KNOWN[net]
+        if first.device == next(iter(state.values())).device:
+            return state, shapes
     state = net.state_dict()
     shapes = tuple((name, tuple(t.shape)) for name, t in state.items())
     if not any(True for _ in net.buffers()):
-        _KNOWN[net] = state, shapes
+        _KNOWN[net] = state, shapes, next(net.parameters())
     return state, shapes
-
-
-def _device_of(net: nn.Module) -> torch.device:
-    return next(net.parameters()).device
 
 
 @lru_cache(maxsize=4096)

@@ -19,11 +19,11 @@ from typing import ClassVar
 
 from polyfed.core.node import Node
 from polyfed.core.phase import Phase
-from polyfed.methods._averaging import Averaging, Shares
+from polyfed.methods._averaging import Decaying, Shares
 
 
 @dataclass(frozen=True, kw_only=True)
-class CWT(Averaging):
+class CWT(Decaying):
     """Pass the whole network from node to node.
 
     Attributes:
@@ -39,4 +39,5 @@ class CWT(Averaging):
 
     def local(self, node: Node) -> Iterable[Phase]:
         """All parts on the node's own data."""
-        yield self.phase("local", epochs=self.local_epochs)
+        optimiser = self.slowed(self.decayed(node))
+        yield self.phase("local", epochs=self.local_epochs, optimiser=optimiser)

@@ -35,7 +35,7 @@ from polyfed.core.message import Message
 from polyfed.core.model import Model
 from polyfed.core.node import Node
 from polyfed.core.phase import Phase, cross_entropy
-from polyfed.methods._averaging import TRUNK, Averaging, Shares
+from polyfed.methods._averaging import TRUNK, Decaying, Shares
 from polyfed.train import mean_loss
 from polyfed.train.agree import parts_beside
 
@@ -77,7 +77,7 @@ class Mixing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedALA(Averaging):
+class FedALA(Decaying):
     """Average whole networks; every node mixes the mean head with its own.
 
     Attributes:
@@ -108,7 +108,8 @@ class FedALA(Averaging):
 
     def local(self, node: Node) -> Iterable[Phase]:
         """All parts on the node's own data."""
-        yield self.phase("local", epochs=self.local_epochs)
+        optimiser = self.slowed(self.decayed(node))
+        yield self.phase("local", epochs=self.local_epochs, optimiser=optimiser)
 
     def receive(self, node: Node, message: Message) -> Iterable[Phase]:
         """Load the mean, then bring back of the own head what the data asks for."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -126,7 +127,7 @@ def _joint_cross_entropy(model: Model, x: Tensor, y: Tensor | None) -> Tensor:
     for k, net in enumerate(nets.nets):
         mine = (owner == k).nonzero().squeeze(1)
         if len(mine):
-            scores = _output(net, x[mine])
+            scores = model.compute(partial(_output, net), x[mine])
             total = total + functional.cross_entropy(scores, label[mine], reduction="sum")
     return total / len(x)
 

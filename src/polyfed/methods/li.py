@@ -17,7 +17,7 @@ together is our choice: the mean of their trunks (`topologies/ring.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -29,13 +29,13 @@ from polyfed.core.model import Model
 from polyfed.core.node import Node
 from polyfed.core.phase import OptimiserName, Phase, cross_entropy
 from polyfed.errors import ModelError, UnknownNameError
-from polyfed.methods._averaging import TRUNK, Averaging, Shares
+from polyfed.methods._averaging import TRUNK, Decaying, Shares
 
-VISITS, LOOP = "visits", "loop"
+LOOP = "loop"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LI(Averaging):
+class LI(Decaying):
     """Pass the trunk from node to node, keep the heads.
 
     Attributes:
@@ -45,8 +45,6 @@ class LI(Averaging):
         full_epochs: epochs of everything together, after that; the paper's optional step.
         head_rate: learning rate of the head phase, as a share of lr.
         trunk_rate: learning rate of the trunk phase, as a share of lr; the full phase has lr.
-        decay: factor on learning rates after every `decay_every` visits to a node.
-        decay_every: visits to a node between two decays; 0 is never.
         visit_steps: mini-batches of each phase of a visit, in place of epochs; 0 is epochs.
         finetune_epochs: the last round passes the trunk on as it is, and fits the head to it for so
             many epochs; 0 is a round like the others.
@@ -69,7 +67,6 @@ class LI(Averaging):
     full_epochs: int = 0
     head_rate: float = 0.2
     trunk_rate: float = 0.8
-    decay: float = 0.5
     decay_every: int = 10
     visit_steps: int = 0
     finetune_epochs: int = 0
@@ -78,9 +75,8 @@ class LI(Averaging):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.positive(self, "head_rate", "trunk_rate", "decay", "finetune_rate")
-        for name in ("decay_every", "visit_steps"):
-            check.at_least(self, name, 0)
+        check.positive(self, "head_rate", "trunk_rate", "finetune_rate")
+        check.at_least(self, "visit_steps", 0)
 
     def shared(self, node: Node) -> tuple[str, ...]:
         """The parts that travel."""
@@ -104,14 +100,13 @@ class LI(Averaging):
 
     def local(self, node: Node) -> Iterable[Phase]:
         """One visit: Eq. (1), Eq. (2), and the optional step."""
-        visits, loop = _number(node, VISITS), _number(node, LOOP) + 1
-        node.memory |= {VISITS: torch.tensor(visits + 1), LOOP: torch.tensor(loop)}
+        loop, decayed = _number(node, LOOP) + 1, self.decayed(node)
+        node.memory[LOOP] = torch.tensor(loop)
         if self.finetune_epochs and loop >= self.rounds:
             yield self._phase(
                 "finetune", self._stays(node), self.finetune_rate, epochs=self.finetune_epochs
             )
             return
-        decayed = self.decay ** (visits // self.decay_every) if self.decay_every else 1.0
         for label, parts, rate, epochs in (
             ("head", self._stays(node), self.head_rate, self.head_epochs),
             (TRUNK, self.shared(node), self.trunk_rate, self.trunk_epochs),
@@ -149,7 +144,7 @@ class LI(Averaging):
 
     def _phase(self, label: str, parts: tuple[str, ...], rate: float, **settings: Any) -> Phase:
         objective = InTraining() if self.reference else cross_entropy
-        optimiser = replace(self._optimiser(), lr=self.lr * rate)
+        optimiser = self.slowed(rate)
         return self.phase(label, objective=objective, parts=parts, optimiser=optimiser, **settings)
 
     def _loop_spec(self) -> Spec:

@@ -32,16 +32,18 @@ class Checkpoint:
     path: Path
 
     def load_into(self, nodes: Iterable[Node]) -> None:
-        """Put models and memories back as they were."""
+        """Put models and memories back as they were, memories where they were."""
         with safe_open(self.path, framework="pt") as stored:
             names = list(stored.keys())
+            devices = json.loads((stored.metadata() or {}).get("devices", "{}"))
             for node in nodes:
-                device = next((t.device for t in node.model.net.state_dict().values()), None)
 
                 def group(kind: str, node: Node = node) -> dict[str, Tensor]:
                     start = f"{node.name}/{kind}/"
                     return {
-                        n[len(start) :]: stored.get_tensor(n) for n in names if n.startswith(start)
+                        n[len(start) :]: stored.get_tensor(n).to(devices.get(n, "cpu"))
+                        for n in names
+                        if n.startswith(start)
                     }
 
                 state = group("model")
@@ -51,35 +53,48 @@ class Checkpoint:
                         "with the nodes the run was begun with."
                     )
                 node.model.load(state)
-                memory = group("memory")
-                node.memory = {n: t if device is None else t.to(device) for n, t in memory.items()}
+                node.memory = group("memory")
 
 
-def save(folder: Path, tick: int, nodes: Iterable[Node], lengths: Mapping[str, int]) -> None:
-    """Write the checkpoint of a tick, then drop all but the newest few."""
+def save(
+    folder: Path,
+    tick: int,
+    nodes: Iterable[Node],
+    lengths: Mapping[str, int],
+    kept: int = KEPT,
+    label: str = "",
+) -> None:
+    """Write the checkpoint of a tick, then drop all but the newest `kept`; with 0, drop none."""
     tensors: dict[str, Tensor] = {}
     for node in nodes:
         tensors |= {f"{node.name}/model/{n}": t for n, t in node.model.state().items()}
         tensors |= {f"{node.name}/memory/{n}": t.clone() for n, t in node.memory.items()}
-    tensors = {name: t.cpu().contiguous() for name, t in tensors.items()}
+    path = folder / f"{tick:06d}{label}{_SUFFIX}"
     metadata = {"tick": str(tick), "lengths": json.dumps(dict(lengths))}
+    metadata["devices"] = json.dumps(devices_of(tensors))
+    tensors = {name: t.cpu().contiguous() for name, t in tensors.items()}
 
-    def write(path: Path) -> None:
+    def write(temporary: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            save_file(tensors, path, metadata)
+            save_file(tensors, temporary, metadata)
         except SafetensorError as error:
             raise OSError(str(error)) from error
 
     try:
-        write_atomically(folder / f"{tick:06d}{_SUFFIX}", write)
+        write_atomically(path, write)
     except RunError as error:
         raise RunError(
             f"{error} The run stands at its last checkpoint, nothing is lost: make room, "
             f"then `polyfed resume {folder.parent}`."
         ) from error
-    for old in _files(folder)[:-KEPT]:
+    for old in _files(folder)[:-kept] if kept else ():
         old.unlink()
+
+
+def devices_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Where tensors are that are not on the CPU."""
+    return {name: str(t.device) for name, t in tensors.items() if t.device.type != "cpu"}
 
 
 def latest(folder: Path) -> Checkpoint | None:

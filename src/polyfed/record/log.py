@@ -24,6 +24,7 @@ class Log:
         self.records: list[Record] = []
         self._path = path
         self._file: IO[str] | None = None
+        self._is_durable = False
         if path is not None:
             self._file = self._guard(lambda: path.open("a", encoding="utf-8"))
 
@@ -45,6 +46,7 @@ class Log:
     def append(self, record: Record) -> None:
         """Add one record."""
         self.records.append(_plain(record))
+        self._is_durable = False
         if self._file is not None:
             line = json.dumps(self.records[-1]) + "\n"
             self._guard(lambda: self._file and self._file.write(line))
@@ -53,7 +55,9 @@ class Log:
         """Make all records durable; the length of the file."""
         if self._file is None:
             return 0
-        self._guard(self._flush)
+        if not self._is_durable:
+            self._guard(self._flush)
+            self._is_durable = True
         return self._file.tell()
 
     def close(self) -> None:

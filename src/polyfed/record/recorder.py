@@ -79,11 +79,13 @@ class Recorder:
             raise
         return cls(folder, logs, lock), point
 
-    def checkpoint(self, tick: int, nodes: Iterable[Node]) -> None:
+    def checkpoint(
+        self, tick: int, nodes: Iterable[Node], kept: int = checkpoint.KEPT, label: str = ""
+    ) -> None:
         """Make everything up to this tick durable."""
         if self.folder is not None:
             lengths = {name: log.sync() for name, log in self._logs.items()}
-            checkpoint.save(self.folder / "checkpoints", tick, nodes, lengths)
+            checkpoint.save(self.folder / "checkpoints", tick, nodes, lengths, kept, label)
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write the result: the run is over."""

@@ -28,10 +28,15 @@ TASKS: dict[str, tuple[str, str]] = {
     "attributes": ("shared_inputs", "Attributes"),
     "celeba": ("faces", "CelebA"),
     "associative": ("binary_vectors", "Associative"),
+    "digits-sets": ("unlabelled", "DigitsSets"),
+    "mnist-sets": ("unlabelled", "MnistSets"),
     "digits-permuted": ("permuted", "DigitsPermuted"),
     "mnist-permuted": ("permuted", "MnistPermuted"),
     "mnist-writers": ("writers", "MnistWriters"),
     "letters-hands": ("writers", "LettersHands"),
+    "digits-encoders": ("encoders", "DigitsEncoders"),
+    "cifar10-encoders": ("encoders", "Cifar10Encoders"),
+    "cifar100-encoders": ("encoders", "Cifar100Encoders"),
 }
 
 __all__ = [
@@ -42,10 +47,13 @@ __all__ = [
     "attributes",
     "celeba",
     "cifar10",
+    "cifar10_encoders",
     "cifar100",
     "cifar100_encoders",
     "digits",
+    "digits_encoders",
     "digits_permuted",
+    "digits_sets",
     "heart",
     "landmine",
     "letters",
@@ -54,6 +62,7 @@ __all__ = [
     "make",
     "mnist",
     "mnist_permuted",
+    "mnist_sets",
     "mnist_writers",
     "stratified",
     "svhn",
@@ -93,6 +102,16 @@ def svhn(**values: Any) -> Task:
 def mnist(**values: Any) -> Task:
     """MNIST, from a folder: `tasks.mnist(data=DIR, partition="dirichlet:0.1")`."""
     return make("mnist", values)
+
+
+def digits_sets(**values: Any) -> Task:
+    """The embedded digits in unlabelled sets, with a few labels at a hub."""
+    return make("digits-sets", values)
+
+
+def mnist_sets(**values: Any) -> Task:
+    """MNIST in unlabelled sets, from a folder: `tasks.mnist_sets(data=DIR, iid=False)`."""
+    return make("mnist-sets", values)
 
 
 def digits_permuted(**values: Any) -> Task:
@@ -158,6 +177,16 @@ def celeba(**values: Any) -> Task:
 def associative(**values: Any) -> Task:
     """Binary vectors to be completed from memory, some nodes with other ones."""
     return make("associative", values)
+
+
+def digits_encoders(**values: Any) -> Task:
+    """The embedded digits with three different small encoders, for self-supervision."""
+    return make("digits-encoders", values)
+
+
+def cifar10_encoders(**values: Any) -> Task:
+    """CIFAR-10 with four different networks: `tasks.cifar10_encoders(data=DIR)`."""
+    return make("cifar10-encoders", values)
 
 
 def cifar100_encoders(**values: Any) -> Task:

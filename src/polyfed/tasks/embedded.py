@@ -34,6 +34,30 @@ _VALIDATION = 5  # images per digit in each of the two validation splits
 
 _ALL: Mapping[str, Any] = {"rounds": 5, "batch": 0.2, "lr": 3e-3, "local_epochs": 10}
 _ALONE = {**_ALL, "init_epochs": 60, "patience": 10}
+UNLABELLED: Mapping[str, Any] = {  # for methods that teach themselves
+    "rounds": 10,
+    "batch": 64,
+    "lr": 2e-3,
+    "optimiser": "adam",
+    "momentum": 0.0,
+    "weight_decay": 0.0,
+    "local_epochs": 8,
+    "projection": 32,
+    "predictor_hidden": 64,
+    "target_momentum": 0.95,
+    "crop": 0.6,
+    "flip": 0.0,
+    "jitter": 0.5,
+    "neighbours": 20,
+}
+# The networks here have no BatchNorm, which BYOL needs: the projector has it. 75 images a node.
+_SELF_TAUGHT = {
+    **UNLABELLED,
+    "batch": 25,
+    "projection": 16,
+    "projector_hidden": 64,
+    "neighbours": 5,
+}
 _RECIPES: Mapping[str, Mapping[str, Any]] = {
     "fedlinked": {**_ALONE, "distil_epochs": 10, "finetune_epochs": 5},
     "fedavg-trunk": {**_ALONE, "finetune_epochs": 5},
@@ -55,8 +79,28 @@ _RECIPES: Mapping[str, Mapping[str, Any]] = {
     },
     "cwt": {"rounds": 30, "batch": 0.2, "lr": 1e-3, "local_epochs": 4},
     "fedrep": {"rounds": 5, "batch": 0.2, "lr": 3e-3, "head_epochs": 10, "trunk_epochs": 10},
+    "ds-fl": {**_ALL, "distil_epochs": 5, "public_batch": 64},
+    "fedmd": {
+        "rounds": 5,
+        "batch": 0.2,
+        "lr": 3e-3,
+        "init_epochs": 60,
+        "patience": 10,
+        "revisit_epochs": 10,
+        "public_batch": 64,
+    },
+    **dict.fromkeys(("byol", "fedbyol", "fedu", "fedema"), _SELF_TAUGHT),
+    "fedfoa": {**_SELF_TAUGHT, "warm_up": 2, "lam": 1e-3},
+    "fedmd-ssl": {**_SELF_TAUGHT, "public_batch": 64},
 }
-_QUICK = {"rounds": 2, "init_epochs": 2, "distil_epochs": 2, "local_epochs": 2}
+_QUICK = {
+    "rounds": 2,
+    "warm_up": 1,
+    "init_epochs": 2,
+    "distil_epochs": 2,
+    "local_epochs": 2,
+    "revisit_epochs": 2,
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ def job_key(job: Job, net: Hashable) -> tuple[Hashable, ...]:
     target = None if split.y is None else (split.y.shape[1:], split.y.dtype)
     return (
         net,
-        tuple(job.node.model.parts.items()),
+        (*job.node.model.parts.items(), job.node.model.precision),
         (phase.objective, phase.parts, phase.epochs, phase.steps, phase.walk, phase.stop),
         (phase.optimiser.name, phase.keep, _kept_steps(job)),
         (split.x.shape[1:], split.x.dtype, split.x.device, target, sizes),
@@ -47,7 +47,7 @@ def job_key(job: Job, net: Hashable) -> tuple[Hashable, ...]:
 def exam_key(node: Node, split: str, net: Hashable) -> Hashable:
     """Equal for nodes whose accuracy can be one computation."""
     data = node.data[split]
-    return net, data.x.shape[1:], data.x.dtype, data.x.device
+    return net, node.model.precision, data.x.shape[1:], data.x.dtype, data.x.device
 
 
 def why_alone(job: Job) -> str:

@@ -73,15 +73,14 @@ def _stack_key(jobs: Sequence[Job]) -> Hashable:
 
 def score_cohort(nodes: Sequence[Node], split: str) -> list[float]:
     """Accuracy of nodes with equal networks on their own splits, as one computation."""
-    net = nodes[0].model.net
+    model, net = nodes[0].model, nodes[0].model.net
     tensors = _stacked([_tensors(node) for node in nodes])
     pool = Pool([node.data[split] for node in nodes])
     right = torch.zeros(len(nodes), device=pool.x.device)
 
     def forward(own: Tensors, x: Tensor) -> Tensor:
         with RowMajorLinear():
-            out: Tensor = functional_call(net, own, (x,))
-        return out
+            return model.compute(lambda x: functional_call(net, own, (x,)), x)
 
     with evaluating(net):
         for index, weight in pool.sweep(rows_per_batch(pool.x)):

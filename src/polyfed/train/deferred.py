@@ -40,6 +40,7 @@ def can_defer(cohort: Cohort) -> bool:
     return (
         first is not None
         and first.in_features >= _WIDE
+        and cohort.loss.model.precision == "float32"
         and type(cohort.phase.objective) in (CrossEntropy, SquaredError)
         and all(t.course.sizes[0] == 1 and t.split.y is not None for t in cohort.rows)
         and all(s.name == "sgd" and not s.momentum + s.weight_decay for s in cohort.settings)

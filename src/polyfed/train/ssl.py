@@ -24,6 +24,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,7 +89,7 @@ class BYOL(SelfSupervised):
 
     def see(self, model: Model, x: Tensor) -> Seen:
         """Eq. (1)."""
-        trunk, projector, predictor, target = _children(
+        trunk, projector, predictor, target = _computed(
             model, "trunk", "projector", "predictor", "target"
         )
         a, b = self.views(x), self.views(x)
@@ -111,7 +112,7 @@ class SimSiam(SelfSupervised):
 
     def see(self, model: Model, x: Tensor) -> Seen:
         """Eq. (3)."""
-        trunk, projector, predictor = _children(model, "trunk", "projector", "predictor")
+        trunk, projector, predictor = _computed(model, "trunk", "projector", "predictor")
         za, zb = (projector(trunk(view)) for view in (self.views(x), self.views(x)))
         there, back = _cosine(predictor(za), zb.detach()), _cosine(predictor(zb), za.detach())
         return Seen(-(there + back) / 2, za, zb)
@@ -132,7 +133,7 @@ class SimCLR(SelfSupervised):
 
     def see(self, model: Model, x: Tensor) -> Seen:
         """Eq. (4)."""
-        trunk, projector = _children(model, "trunk", "projector")
+        trunk, projector = _computed(model, "trunk", "projector")
         za, zb = (projector(trunk(view)) for view in (self.views(x), self.views(x)))
         return Seen(nt_xent(za, zb, self.temperature), za, zb)
 
@@ -179,6 +180,11 @@ def _children(model: Model, *names: str) -> list[nn.Module]:
             "polyfed.models.siamese."
         )
     return [have[name] for name in names]
+
+
+def _computed(model: Model, *names: str) -> list[Callable[[Tensor], Tensor]]:
+    """These children as functions, in the model's precision."""
+    return [partial(model.compute, child) for child in _children(model, *names)]
 
 
 def _cosine(a: Tensor, b: Tensor) -> Tensor:

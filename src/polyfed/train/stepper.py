@@ -5,7 +5,9 @@ On a GPU the step becomes a CUDA graph, which finds its batch by a counter on th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,10 +25,23 @@ _TABLE = 1 << 22  # batch indices prepared at a time
 _WARM = 3  # real steps before a CUDA graph is captured
 _WORTH_A_GRAPH = 12
 _REFUSALS = (RuntimeError, NotImplementedError, ValueError, TypeError)  # what vmap raises
+_HIDDEN = (functional.linear, functional.conv1d, functional.conv2d, functional.conv3d)
 
 
 class CannotStackError(Exception):
     """These networks or this objective cannot be computed as a stack; nothing has changed."""
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """No garbage collection meanwhile: a graph that is let go during a capture would ruin it."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class Stepper:
@@ -136,7 +151,7 @@ class Stepper:
     def _capture(self) -> None:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        with torch.cuda.graph(graph):
+        with undisturbed(), torch.cuda.graph(graph):
             self._step(self.width)
         self.graph = graph
 
@@ -190,10 +205,15 @@ class Loss(nn.Module):
 
 
 class RowMajorLinear(TorchFunctionMode):
-    """Linear layers as (W x')': then the gradient of W comes in W's own layout, without a copy."""
+    """Linear layers as (W x')': then the gradient of W comes in W's own layout, without a copy.
+
+    It also does autocast's work for the layers that vmap takes apart before autocast sees them.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Replace the linear layers of vectors; leave all else."""
+        if func in _HIDDEN and torch.is_autocast_enabled(args[0].device.type):
+            args = [a.bfloat16() if isinstance(a, Tensor) else a for a in args]
         if func is functional.linear and not kwargs and args[0].dim() == 2:
             x, weight, *bias = args
             if bias and bias[0] is not None:

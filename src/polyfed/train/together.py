@@ -103,14 +103,16 @@ class Trainer:
 
     def _train_group(self, jobs: Sequence[Job]) -> list[Fitted]:
         jobs[0].shown()
-        if len(jobs) > 1:
+        if len(jobs) > 1 or self._is_graphed(jobs[0]):
             try:
                 fitted = fit_cohort(jobs, graph=self.graph, kept=self._kept)
                 self._stacked.add(self._structure(jobs[0].node))
                 return fitted
             except CannotStackError as error:
                 self._say(jobs[0], f"it cannot be stacked ({_first_line(error)})")
-                self._pays[job_key(jobs[0], self._structure(jobs[0].node))] = False
+                alone = self._key_of_one(jobs[0])
+                key = job_key(jobs[0], self._structure(jobs[0].node)) if len(jobs) > 1 else alone
+                self._pays[key] = False
         done = []
         for job in jobs:
             job.shown()
@@ -129,6 +131,28 @@ class Trainer:
             text = _text((net, *key[1:]), len(jobs), device)
             self._pays[key] = remembered(text, lambda: measure(jobs))
         return self._pays[key]
+
+    def _is_graphed(self, job: Job) -> bool:
+        """Whether one node is trained as a stack of one, because its steps become a CUDA graph."""
+        if self.stack == "never" or not self.graph or not _on_gpu(job):
+            return False
+        if _num_steps(job) < _WORTH_MEASURING or why_alone(job) or self._keeps_statistics(job):
+            return False
+        key = self._key_of_one(job)
+        if self.stack == "always":
+            return self._pays.get(key, True)
+        if key not in self._pays:
+            device = training_split(job.node, job.phase).x.device
+            text = _text((structure(job.node.model.net), *key[1:]), 1, device)
+            self._pays[key] = remembered(text, lambda: measure([job]))
+        return self._pays[key]
+
+    def _key_of_one(self, job: Job) -> tuple[Hashable, ...]:
+        """What the speed of one node's steps depends on."""
+        phase = job.phase
+        size = phase.batch_size(len(job.node.data[phase.split]))
+        kind = type(phase.objective).__qualname__
+        return self._structure(job.node), phase.parts, kind, job.node.model.precision, size
 
     # ---- exams
 
@@ -174,7 +198,7 @@ class Trainer:
 def measure(jobs: Sequence[Job]) -> bool:
     """Whether some of these jobs, on copies, take less time stacked than one by one."""
     jobs = jobs[:_MEASURED_ROWS]
-    on_gpu = training_split(jobs[0].node, jobs[0].phase).x.device.type == "cuda"
+    on_gpu = _on_gpu(jobs[0])
     steps, repeats = (40, 1) if on_gpu else (3, 3)
 
     def short(job: Job) -> Job:
@@ -250,6 +274,10 @@ def _most_rows(work: Job | Exam) -> int:
     if split.x.device.type == "cuda":
         budget = torch.cuda.get_device_properties(split.x.device).total_memory // 4
     return max(2, budget // max(1, own))
+
+
+def _on_gpu(job: Job) -> bool:
+    return training_split(job.node, job.phase).x.device.type == "cuda"
 
 
 def _num_steps(job: Job) -> int:

@@ -1,0 +1,57 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from polyfed import cli
+
+TINY = ("--rounds", "1", "--init-epochs", "0", "--local-epochs", "1", "--stack", "never")
+TWO = ("compare", "local", "fedper", "--seeds", "2", *TINY)
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+def call(*args: str, code: int = 0) -> Any:
+    result = CliRunner().invoke(cli.app, list(args), prog_name="polyfed")
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_pairs_and_tables_for_papers() -> None:
+    text = call(*TWO, "--folder", "here", "--labels", "2").stdout
+    assert "exact one-sided signed-rank test over seeds" in text
+    assert "2 seeds cannot reach p = 0.05" in text
+    assert r"\begin{tabular}{lrrrr}" in call("show", "here", "--latex").stdout
+    assert "| method | M0 | M1 | M2 | mean |" in call("show", "here", "--markdown").stdout
+    (pair,) = json.loads(call("show", "here", "--json").stdout)["pairs"]
+    assert {pair["best"], pair["other"]} == {"local", "fedper"}
+    assert pair["seeds"] == 2
+    assert "choose one" in call("show", "here", "--latex", "--markdown", code=2).stderr
+
+
+def test_several_tasks_are_ranked() -> None:
+    both = ("--task", "digits,attributes", "--labels", "2", "--quick", "--folder", "here")
+    text = call(*TWO, *both).stdout
+    assert "Mean rank over 2 tasks" in text
+    assert "critical difference (Nemenyi)" in text
+    assert "digits\n\nTest accuracy" in text
+    assert Path("here/digits/local/seed-1/result.json").exists()
+    assert Path("here/attributes/fedper/seed-0/result.json").exists()
+    assert "CD = " in Path("here/ranks.svg").read_text()
+
+
+def test_what_cannot_run_is_said_before_anything_is_trained() -> None:
+    line = ("compare", "local", "fedlinked", "--task", "digits,attributes", "--seeds", "1")
+    assert "no split 'public'" in call(*line, *TINY, code=2).stderr
+    assert not Path("runs").exists()
+    one = ("compare", "local", "--task", "digits,attributes", *TINY)
+    assert "name at least two" in call(*one, code=2).stderr
+    assert "unknown task" in call(*TWO, "--task", "digits,atributes", code=2).stderr

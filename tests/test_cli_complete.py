@@ -1,0 +1,45 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from polyfed.cli.complete import _keys, method_names, task_names
+from polyfed.methods import METHODS
+from polyfed.tasks import TASKS
+
+
+def test_names_are_those_of_the_tables() -> None:
+    assert method_names("") == list(METHODS)
+    assert task_names("") == list(TASKS)
+    assert _keys("polyfed.methods", "NOTHING") == []
+    assert _keys("polyfed.nothing", "METHODS") == []
+
+
+def test_names_that_begin_so() -> None:
+    assert method_names("fedli") == ["fedlinked"]
+    assert task_names("digits,hea") == ["digits,heart"]
+
+
+def complete(line: str) -> list[str]:
+    """What bash is told when a person types this and Tab."""
+    code = "from polyfed.cli import main; import sys; sys.argv = ['polyfed']; main()"
+    count = len(line.split(" ")) - 1
+    env = {"_POLYFED_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(count)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **env}
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("polyfed swe", ["sweep"]),
+        ("polyfed run fedli", ["fedlinked"]),
+        ("polyfed run fedlinked --dist", ["--distil-epochs"]),
+    ],
+)
+def test_a_shell_is_told(line: str, expected: list[str]) -> None:
+    assert complete(line) == expected
