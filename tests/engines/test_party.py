@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,11 +11,16 @@ import torch
 
 import polyfed as pf
 from polyfed import topologies
+from polyfed.core.message import Message
 from polyfed.core.method import Method
 from polyfed.core.node import Node
+from polyfed.core.phase import Phase
 from polyfed.engines.charter import Charter
+from polyfed.engines.decision import Decision, Settled
+from polyfed.engines.player import Player
 from polyfed.engines.simulated import Network
 from polyfed.errors import ConfigError, DataError
+from polyfed.record import Recorder
 from polyfed.testing import tiny
 from polyfed.testing.sets import tiny_sets
 
@@ -43,12 +49,22 @@ def assert_equal_nodes(got: Node, wanted: Node) -> None:
         assert torch.equal(ours[name], theirs[name]), f"{got.name} {name}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Eager(pf.PartialAveraging):
+    """Trains whenever it hears, so several times a round."""
+
+    def receive(self, node: Node, message: Message) -> Iterable[Phase]:
+        yield from super().receive(node, message)
+        yield self.phase("again", epochs=1)
+
+
 CASES: list[tuple[Method, str, str | None, Callable[[], list[Node]]]] = [
     (pf.FedLinked(**SMALL, **FEDLINKED), "star", "hub", tiny),
     (pf.FedLinked(**SMALL, **FEDLINKED), "star", "M1", tiny),
     (pf.FedAvg(**SMALL, local_epochs=1), "star", "hub", tiny),
     (pf.PartialAveraging(**SMALL, scheme="50%"), "gossip:cycles=2", None, tiny),
     (pf.PartialAveraging(**SMALL, groups="ab=rest@M0+M1"), "gossip:cycles=2", None, tiny),
+    (Eager(**SMALL, scheme="50%"), "gossip:cycles=4", None, tiny),
     (pf.PartialAveraging(**SMALL, groups="ab=rest@M0+M1"), "groups", "hub", tiny),
     (pf.DynamicAveraging(**SMALL, scheme="50%"), "star", "hub", tiny),
     (pf.LI(**SMALL), "ring", None, tiny),
@@ -102,6 +118,23 @@ def test_what_is_received_is_in_the_ledger_too() -> None:
         told = [repr(vars(c)) for other in books for c in books[other] if other != name]
         assert heard
         assert all(each in told for each in heard)
+
+
+def test_training_counts_again_only_where_it_comes_first() -> None:
+    """In round 1 of a ring M0 trains first; in round 2 it hears from M2 before."""
+    topology = topologies.make("ring").joined(0, ("M0", "M1", "M2"), {})
+    node = tiny()[0]
+    player = Player(pf.LI(), topology, node, {}, Recorder.in_memory(), lambda said: None)
+    everybody = ("M0", "M1", "M2")
+    first = Decision((0, 1), 1, everybody)
+    second = Decision((0, 2), 2, everybody, (Settled((0, 1), everybody),))
+    start, base = (0, 0, 0), (1, 0, 1)
+    assert not player.is_trained(first, start)
+    player.trained = (1, start)
+    assert player.is_trained(first, start)
+    assert not player.is_trained(first, base)
+    player.trained = (2, base)
+    assert not player.is_trained(second, base)
 
 
 # ---- the charter ---------------------------------------------------------------------------------

@@ -330,7 +330,7 @@ def test_messages_of_an_attempt_that_is_over_are_dropped() -> None:
 
 
 def test_a_round_is_done_when_all_that_was_said_is_confirmed() -> None:
-    """A party that died after saying done, with messages still on their way, would be waited for."""
+    """Others would wait for a party that says done and dies with messages still on their way."""
     party, leader = begun()
     leader.send(SAY, Message(trunk()).to_bytes())
     while party.work is not None:
@@ -343,6 +343,32 @@ def test_a_round_is_done_when_all_that_was_said_is_confirmed() -> None:
     party.hear("M2", Frame(ACK, party.born, handed_on).to_bytes(), 3.0)
     ((_, raw),) = party.outbox
     assert unpack([Frame.from_bytes(raw).piece])[0]["kind"] == "done"
+
+
+GOOD = {"sends": {"w": [[2], "torch.float32", None]}, "public": None}
+CARDS: list[Any] = [
+    None,
+    [1],
+    {},
+    {**GOOD, "sends": 3},
+    {**GOOD, "sends": {"w": [[2], "torch.float99", None]}},
+    {**GOOD, "sends": {"w": [[-2], "torch.float32", None]}},
+    {**GOOD, "public": [1]},
+    {**GOOD, "shapes": {"w": [[2], "torch.float32", None]}},
+    {**GOOD, "shapes": {"w": [[2], "torch.float32", None]}, "parts": {"trunk": ["v"]}},
+    {**GOOD, "shapes": {"": [[2], "torch.float32", None]}, "parts": {}},
+]
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_a_card_that_says_nothing_is_refused(card: Any) -> None:
+    party = a_party("M0")
+    hello = {"kind": "hello", "ballot": 0, "count": 1, "born": 1, "card": card}
+    Sender(party, "M1").send(hello)
+    (fault,) = party.recorder.faults.records
+    assert "card" in fault["why"]
+    Sender(party, "M2").send({**hello, "card": party.council.card})
+    assert party.council.accepted is None  # M1 has not been there
 
 
 def test_only_the_leader_decides() -> None:

@@ -83,6 +83,21 @@ def test_a_pruned_trial_ends_at_once() -> None:
     assert (found.state, found.value, found.by_run) == ("pruned", pytest.approx(0.1), [])
 
 
+def test_a_pruned_run_asks_for_nothing_more() -> None:
+    trial = step._Trial(make_study().ask(), runs=1)
+
+    def steps() -> Iterator[Any]:
+        yield []
+        trial.is_pruned = True
+        yield []
+
+    run = step._run(steps(), trial)  # type: ignore[arg-type]
+    next(run)
+    with pytest.raises(StopIteration) as end:
+        run.send([])
+    assert end.value.value is None
+
+
 def test_the_last_round_is_never_pruned() -> None:
     study = make_study(Third())
     go(study, lambda x, seed: [0.1, 0.1, 0.7], 1)

@@ -1,3 +1,5 @@
+from dataclasses import dataclass
+
 import pytest
 
 from polyfed import methods, options, tasks
@@ -42,6 +44,23 @@ def test_fedlinked_is_searched_by_the_table(task: tasks.Task) -> None:
     separated = {n: d for n, d in space_of("local", task).items() if n not in ARCHITECTURE}
     assert separated == {n: table[n] for n in separated}
     assert set(separated) == {"batch", "local_epochs", "init_epochs", "rounds", "lr"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shaped(tasks.load("cifar10")):  # type: ignore[misc]
+    """CIFAR-10 whose network has options."""
+
+    blocks: int = 3
+    representation: int = 256
+    channels: int = 64
+    dropout: float = 0.36
+    last_dropout: float = 0.79
+
+
+def test_a_task_that_can_shape_its_network_is_searched_by_the_whole_table() -> None:
+    space = space_of("fedlinked", Shaped())
+    assert dict(space) == dict(TABLE_4_3["cifar10"])
+    assert tuple(space)[:5] == ARCHITECTURE
 
 
 def test_the_network_of_the_task_comes_first() -> None:

@@ -1,5 +1,6 @@
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,10 @@ def test_files(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["best"] == outcome.best
     assert summary["steps"][0]["name"] == "architecture"
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<svg") == 2
+    assert page.count("class=best") == 2
+    assert not re.search(r"(src|href)=\"?https?:|url\(\W?https?:", page)  # nothing is fetched
     for name in ("architecture.svg", "training.svg"):
         assert "<svg" in (tmp_path / name).read_text()
 

@@ -118,7 +118,7 @@ def _silent(text: str) -> None:
 
 
 def _show(outcome: Outcome, as_json: bool) -> None:
-    from polyfed.studies.outcome import BEST, figure
+    from polyfed.studies.outcome import BEST, REPORT, figure
 
     if as_json:
         typer.echo(json.dumps(outcome.as_dict(), indent=2))
@@ -130,6 +130,12 @@ def _show(outcome: Outcome, as_json: bool) -> None:
         outcome.table(),
         f"best: {best}\nworst of {outcome.plan['runs']} runs: {outcome.value:.4f} on validation "
         f"data; test data were not used.\nTest it with: polyfed run {outcome.folder / BEST}",
-        "\n".join([*(pictures or no_picture), f"study: {outcome.folder}"]),
+        "\n".join(
+            [
+                *(pictures or no_picture),
+                f"report: {outcome.folder / REPORT}",
+                f"study: {outcome.folder}",
+            ]
+        ),
     ]
     typer.echo("\n\n".join(texts))

@@ -22,7 +22,7 @@ from polyfed.core.model import Model
 from polyfed.core.node import Name, Node
 from polyfed.core.topology import Topology
 from polyfed.engines.gate import check_federation
-from polyfed.errors import ConfigError, DataError, MessageError, UnknownNameError
+from polyfed.errors import ConfigError, DataError, MessageError, PolyfedError, UnknownNameError
 
 Card = dict[str, Any]
 _DTYPES = {str(d): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
@@ -126,6 +126,26 @@ class Charter:
         return card
 
 
+def check_card(card: Any, *, is_node: bool) -> None:
+    """Raise MessageError unless this is a card as `Charter.card` makes them."""
+    if not isinstance(card, dict) or (is_node and "sends" not in card):
+        raise MessageError(f"not a card: {card!r}"[:200])
+    if not isinstance(card.get("public"), str | None):
+        raise MessageError("a card whose digest of public inputs is no text")
+    try:
+        read_spec(card.get("sends", {}))
+        _stand_in("card", card)
+    except (
+        PolyfedError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+        LookupError,
+        AttributeError,
+    ) as error:
+        raise MessageError(f"a card that describes nothing: {error}") from error
+
+
 def plain(spec: Spec) -> dict[str, Any]:
     """A specification as JSON can hold it."""
     return {n: [list(s.shape), str(s.dtype), s.least] for n, s in spec.items()}
@@ -134,10 +154,13 @@ def plain(spec: Spec) -> dict[str, Any]:
 def read_spec(raw: Any) -> Spec:
     """Read what `plain` made; anything else is refused."""
     try:
-        return {
+        found = {
             str(name): TensorSpec(tuple(map(int, shape)), _DTYPES[dtype], least)
             for name, (shape, dtype, least) in raw.items()
         }
+        if any(size < 0 for spec in found.values() for size in spec.shape):
+            raise ValueError("a size below zero")
+        return found
     except (AttributeError, TypeError, ValueError, KeyError) as error:
         raise MessageError(f"not an announcement: {error!r}") from error
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from polyfed.core.node import Name, Node
 from polyfed.engines.channel import Channel
-from polyfed.engines.charter import Charter, read_spec
+from polyfed.engines.charter import Charter, check_card, read_spec
 from polyfed.engines.council import Council
 from polyfed.engines.decision import Attempt, Decision
 from polyfed.engines.mail import Mail
@@ -142,6 +142,7 @@ class Party:
             if parcel is not None:
                 header, payload = unpack(parcel)
                 if header["kind"] in CONTROL:
+                    self._check_cards(sender, header)
                     self.council.hear(sender, header, now)
                 else:
                     is_current = self._next is None
@@ -150,6 +151,15 @@ class Party:
         except MessageError as error:
             self._fault(sender, "message refused", str(error))
         self._settle(now)
+
+    def _check_cards(self, sender: Name, note: Mapping[str, Any]) -> None:
+        """Raise MessageError for what parties cannot tell about themselves."""
+        roster = note.get("roster") or {}
+        cards = dict(roster) if isinstance(roster, dict) else {}
+        if note["kind"] == "hello":
+            cards[sender] = note.get("card")
+        for name, card in cards.items():
+            check_card(card, is_node=name in self.charter.nodes)
 
     def worked(self, results: Sequence[Any], now: float) -> None:
         """The work that was asked for is done."""

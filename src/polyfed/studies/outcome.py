@@ -25,8 +25,9 @@ from polyfed.studies.space import Space
 if TYPE_CHECKING:
     import optuna
 
-BEST, TRIALS, SUMMARY = "best.yaml", "trials.csv", "summary.json"
+BEST, TRIALS, SUMMARY, REPORT = "best.yaml", "trials.csv", "summary.json", "report.html"
 _SHOWN = 10  # trials in a table
+_FEWEST = 3  # complete trials to say what mattered
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class Step:
         import optuna
 
         complete = [t for t in self.trials if t.is_complete]
-        if len(complete) < 2 or len({t.value for t in complete}) < 2:
+        if len(complete) < _FEWEST or len({t.value for t in complete}) < 2:
             return {}
         quiet()
         study = optuna.create_study(direction="maximize")
@@ -224,12 +225,15 @@ def write(outcome: Outcome) -> dict[str, Path]:
     write_text(files["best"], yaml.safe_dump(outcome.config(), sort_keys=False))
     write_text(files["trials"], _csv(outcome))
     write_text(files["summary"], json.dumps(outcome.as_dict(), indent=2) + "\n")
-    if plot.is_available():
-        from polyfed.studies import picture
+    from polyfed.studies import page, picture  # they show what this module defines
 
+    drawn = {step.name: folder / f"{step.name}.svg" for step in outcome.steps}
+    if plot.is_available():
         for step in outcome.steps:
-            files[f"{step.name} picture"] = folder / f"{step.name}.svg"
-            picture.draw(step, files[f"{step.name} picture"])
+            picture.draw(step, drawn[step.name])
+    files |= {name: path for name, path in drawn.items() if path.exists()}
+    files["report"] = folder / REPORT
+    write_text(files["report"], page.html(outcome, {n: p for n, p in drawn.items() if p.exists()}))
     return files
 
 

@@ -105,7 +105,9 @@ SEARCHED: Mapping[str, tuple[str, ...]] = {
     "fedul-m2": (*_BASE, "local_epochs", "hub_epochs", "h"),
     "fedul-m1": (*_BASE, "local_epochs", "hub_epochs"),
     "fedpl": (*_BASE, "local_epochs", "threshold"),
-    "dynamic-averaging": (*_BASE, "local_epochs", "drift"),
+    "partial-averaging": ("lr", "local_epochs"),  # it learns sample by sample: batch stays
+    "auto-slices": ("lr", "local_epochs"),
+    "dynamic-averaging": ("lr", "local_epochs", "drift"),
 }
 _OTHERS = (*_BASE, "local_epochs")
 

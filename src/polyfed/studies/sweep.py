@@ -8,6 +8,7 @@ STUDY/journal.log     every trial, as Optuna keeps it (optuna-dashboard reads it
 STUDY/best.yaml       the best settings, for `polyfed run STUDY/best.yaml`
 STUDY/trials.csv      a line a trial
 STUDY/summary.json    best settings, importance, trials
+STUDY/report.html     all of it to look at
 STUDY/*.svg           parallel coordinates of each step, where matplotlib is installed
 """
 
