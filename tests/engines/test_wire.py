@@ -62,6 +62,11 @@ def test_a_frame_with_one_byte_changed_is_refused(data: st.DataObject) -> None:
         Frame.from_bytes(bytes(raw))
 
 
+def test_a_piece_beyond_the_last_is_refused() -> None:
+    with pytest.raises(MessageError, match="piece 2 of 2"):
+        Frame.from_bytes(Frame(DATA, 1, 0, 0, 2, 2, b"x").to_bytes())
+
+
 @given(st.binary(max_size=300))
 def test_whatever_is_no_parcel_is_refused(raw: bytes) -> None:
     try:
@@ -124,7 +129,8 @@ def test_a_frame_that_is_replayed_does_nothing() -> None:
     assert b.take("A", raw) is None
     newer = Frame(DATA, 2, 0, 0, 0, 1, b"new life").to_bytes()
     assert b.take("A", newer) == [b"new life"]
-    assert b.take("A", raw) is None  # of a life that is over
+    old = Frame(DATA, 1, 5, 0, 0, 1, b"late").to_bytes()
+    assert b.take("A", old) is None  # of a life that is over
 
 
 def test_what_is_below_the_floor_is_not_taken_again() -> None:
@@ -320,6 +326,18 @@ def test_a_message_that_comes_twice_is_taken_once() -> None:
     (fault,) = party.recorder.faults.records
     assert "came twice" in fault["why"]
     assert len(party.recorder.ledger) == 1
+
+
+def test_a_message_that_came_early_is_not_taken_again_later() -> None:
+    party = a_party()
+    leader = Sender(party, "M0")
+    leader.send(SAY, Message(trunk()).to_bytes())
+    roster = dict.fromkeys(NAMES, party.council.card)
+    decision = Decision((0, 1), 1, NAMES).plain()
+    leader.send({"kind": "go", "ballot": 0, "decision": decision, "roster": roster})
+    leader.send(SAY, Message(trunk()).to_bytes())
+    (fault,) = party.recorder.faults.records
+    assert "came twice" in fault["why"]
 
 
 def test_messages_of_an_attempt_that_is_over_are_dropped() -> None:

@@ -70,19 +70,25 @@ def test_the_test_data_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_two_steps(tmp_path: Path) -> None:
-    outcome = go(tmp_path, 6, TWO_STEPS)
+    narrow = tasks.digits(labels=3, representation=1)
+    space = {**SPACE, "representation": Range(1, 32, whole=True)}
+    options = {**TINY, "init_epochs": 4}
+    given: Any = {"trials": 6, "runs": 1, "stack": "never", "options": options, "space": space}
+    outcome = sweep("local", narrow, folder=tmp_path, **given)
     network, training = outcome.steps
     assert (network.name, training.name) == ("architecture", "training")
     assert (len(network.trials), len(training.trials)) == (2, 5)  # 6, and one that is known
     assert list(network.space) == ["representation"]
     assert network.base["lr"] == 3e-3  # the recipe's
-    assert network.trials[0].params == {"representation": 4}  # the task's own
+    assert network.trials[0].params == {"representation": 1}  # the task's own
+    assert network.best.number == 1  # or this test would say nothing
     assert training.base["representation"] == network.best.params["representation"]
     known = training.trials[0]
     assert (known.state, known.value) == ("known", network.best.value)
     assert known.params == {"lr": network.base["lr"]}
     assert outcome.value >= float(network.best.value or 0)
     assert set(outcome.best) == {"lr", "representation"}
+    assert outcome.config()["task_options"]["representation"] == outcome.best["representation"]
 
 
 def test_stopped_and_continued_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,19 @@ def test_what_a_tracker_hears(tmp_path: Path) -> None:
     assert [notebook.said[i][1]["M0/local_loss"] for i in (2, 3)] == losses
 
 
+def test_a_round_tells_only_what_is_new() -> None:
+    notebook = Notebook()
+    watch = trackers._Watch(Progress(), [notebook])
+    watch.metrics.append({"tick": 0, "node": "M0", "init_loss": 1.0})
+    watch.round_done(0, {"M0": 0.5})
+    watch.metrics.append({"tick": 1, "node": "M0", "local_loss": 2.0})
+    watch.round_done(1, {})
+    assert notebook.said == [
+        ("round 0", {"M0/init_loss": 1.0, "mean/test_accuracy": 0.5}),
+        ("round 1", {"M0/local_loss": 2.0}),
+    ]
+
+
 def test_tracking_changes_nothing(tmp_path: Path) -> None:
     tracked = go(tmp_path / "a", Notebook())
     plain = pf.run(METHOD, TASK, folder=tmp_path / "b", stack="never")
