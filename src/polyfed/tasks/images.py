@@ -211,12 +211,26 @@ _CIFAR10_RECIPES: Mapping[str, Recipe] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Cifar10(ImageTask):
-    """Images of ten classes, 32 x 32, in colour; two nodes with animals, one with vehicles."""
+    """Images of ten classes, 32 x 32, in colour; two nodes with animals, one with vehicles.
+
+    Attributes:
+        blocks: convolution blocks of the task's own network (FedLinked's b).
+        channels: channels of its first block (c).
+        representation: width of what its trunk puts out (r).
+        dropout: after every block (p).
+        last_dropout: before the output layer (p_l).
+    """
 
     name: ClassVar[str] = "cifar10"
     title: ClassVar[str] = "CIFAR-10 as FedLinked splits it, or by any partition"
     groups: ClassVar[tuple[tuple[int, ...], ...]] = ((3, 4, 5, 7), (3, 4, 6), (0, 1, 8, 9))
     recipes: ClassVar[Mapping[str, Recipe]] = _CIFAR10_RECIPES
+
+    blocks: int = 3
+    channels: int = 64
+    representation: int = 256
+    dropout: float = 0.36
+    last_dropout: float = 0.79
 
     def read(self, folder: Path) -> Images:
         """CIFAR-10, binary or python version."""
@@ -227,10 +241,11 @@ class Cifar10(ImageTask):
         return conv_net(
             image,
             classes,
-            channels=16 if self.quick else 64,
-            representation=256,
-            dropout=0.36,
-            last_dropout=0.2 if self.quick else 0.79,
+            blocks=self.blocks,
+            channels=min(16, self.channels) if self.quick else self.channels,
+            representation=self.representation,
+            dropout=self.dropout,
+            last_dropout=min(0.2, self.last_dropout) if self.quick else self.last_dropout,
             relu=self.relu,
         )
 
@@ -263,12 +278,26 @@ _SVHN_RECIPES: Mapping[str, Recipe] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Svhn(ImageTask):
-    """House numbers, 32 x 32, in colour; four digits a node."""
+    """House numbers, 32 x 32, in colour; four digits a node.
+
+    Attributes:
+        blocks: convolution blocks of the task's own network (FedLinked's b).
+        channels: channels of its first block (c).
+        representation: width of what its trunk puts out (r).
+        dropout: after every block (p).
+        last_dropout: before the output layer (p_l).
+    """
 
     name: ClassVar[str] = "svhn"
     title: ClassVar[str] = "Street View House Numbers as FedLinked splits it, or by any partition"
     groups: ClassVar[tuple[tuple[int, ...], ...]] = ((0, 5, 6, 9), (0, 3, 6, 8), (1, 2, 4, 7))
     recipes: ClassVar[Mapping[str, Recipe]] = _SVHN_RECIPES
+
+    blocks: int = 3
+    channels: int = 16
+    representation: int = 128
+    dropout: float = 0.24
+    last_dropout: float = 0.35
 
     def read(self, folder: Path) -> Images:
         """SVHN's cropped digits, or the pool FedLinked draws from."""
@@ -279,10 +308,11 @@ class Svhn(ImageTask):
         return conv_net(
             image,
             classes,
-            channels=16,
-            representation=128,
-            dropout=0.24,
-            last_dropout=0.35,
+            blocks=self.blocks,
+            channels=self.channels,
+            representation=self.representation,
+            dropout=self.dropout,
+            last_dropout=self.last_dropout,
             relu=self.relu,
         )
 
