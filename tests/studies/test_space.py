@@ -1,5 +1,3 @@
-from dataclasses import dataclass
-
 import pytest
 
 from polyfed import methods, options, tasks
@@ -39,28 +37,11 @@ def test_table_4_3_is_as_printed() -> None:
 def test_fedlinked_is_searched_by_the_table(task: tasks.Task) -> None:
     space = space_of("fedlinked", task)
     table = TABLE_4_3[task.name]
-    has = options.fields_of(type(task))
-    assert space == {n: d for n, d in table.items() if n not in ARCHITECTURE or n in has}
+    assert space == dict(table)
+    assert tuple(space)[:5] == ARCHITECTURE  # the network is searched first
     separated = {n: d for n, d in space_of("local", task).items() if n not in ARCHITECTURE}
     assert separated == {n: table[n] for n in separated}
     assert set(separated) == {"batch", "local_epochs", "init_epochs", "rounds", "lr"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shaped(tasks.load("cifar10")):  # type: ignore[misc]
-    """CIFAR-10 whose network has options."""
-
-    blocks: int = 3
-    representation: int = 256
-    channels: int = 64
-    dropout: float = 0.36
-    last_dropout: float = 0.79
-
-
-def test_a_task_that_can_shape_its_network_is_searched_by_the_whole_table() -> None:
-    space = space_of("fedlinked", Shaped())
-    assert dict(space) == dict(TABLE_4_3["cifar10"])
-    assert tuple(space)[:5] == ARCHITECTURE
 
 
 def test_the_network_of_the_task_comes_first() -> None:

@@ -13,7 +13,8 @@ import torch
 from polyfed import tasks
 from polyfed.core.node import Node
 from polyfed.errors import ConfigError, DataError, UnknownNameError
-from polyfed.tasks.images import Cifar10, Svhn
+from polyfed.models.cnn import conv_net
+from polyfed.tasks.images import Cifar10, ImageTask, Svhn
 
 PRIVATE = ("train", "val_es", "val_rb", "test")
 CIFAR = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -242,3 +243,27 @@ def test_mnist_for_real() -> None:
     assert len(nodes) == 20
     assert len(nodes[0].data["public"]) == 7000
     assert sum(len(n.data[s]) for n in nodes for s in PRIVATE if s in n.data) == 63_000
+
+
+@pytest.mark.parametrize(("task", "trunk"), [(Cifar10(), 2_194_240), (Svhn(), 203_280)], ids=str)
+def test_the_defaults_are_fedlinkeds_networks(task: ImageTask, trunk: int) -> None:
+    net = task.own_network((3, 32, 32), 10)
+    assert sum(p.numel() for p in net.get_submodule("trunk").parameters()) == trunk
+
+
+@pytest.mark.parametrize("kind", [Cifar10, Svhn])
+def test_every_option_of_the_network_reaches_it(kind: type[Cifar10] | type[Svhn]) -> None:
+    given = {
+        "blocks": 2,
+        "channels": 8,
+        "representation": 32,
+        "dropout": 0.11,
+        "last_dropout": 0.22,
+    }
+    net = kind(**given).own_network((3, 32, 32), 10)  # type: ignore[arg-type]
+    same = conv_net((3, 32, 32), 10, **given)  # type: ignore[arg-type]
+    assert str(net) == str(same)
+    for name, value in given.items():
+        assert str(kind(**{name: value}).own_network((3, 32, 32), 10)) != str(  # type: ignore[arg-type]
+            kind().own_network((3, 32, 32), 10)
+        ), name
