@@ -119,10 +119,11 @@ def test_mlflow(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # its own
 def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
     go(tmp_path / "run", *trackers_of(["wandb"]))
+    wandb.teardown()  # as at the end of a process: its service writes behind our back until then
     (kept,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")
     raw = kept.read_bytes()
     assert b"mean/test_accuracy" in raw
