@@ -5,7 +5,7 @@ import pytest
 from polyfed.core.message import Message
 from polyfed.engines.compare import Comparison
 from polyfed.engines.run import Run
-from polyfed.engines.table import Text, render, run_table, size, spread
+from polyfed.engines.table import Text, render, run_table, size, spread, utilities_table
 from polyfed.record import Ledger, Log
 
 
@@ -110,3 +110,23 @@ def test_spread_is_the_sample_standard_deviation(values: list[float], text: str)
 def test_render() -> None:
     table = render("t", ["a", "bb"], [["x", "1"], ["long", "22"]], rules=(1,))
     assert table == Text("t\n--------\na     bb\n--------\nx      1\n--------\nlong  22")
+
+
+def noted(nodes: str, rows: list[list[float]]) -> str:
+    metrics = [{"tick": 1, "utilities": {"nodes": list(nodes), "rows": rows}}]
+    return utilities_table(Run("fedlinked", {}, metrics, Ledger(Log()), []))
+
+
+def test_utilities_are_between_receivers_and_sources() -> None:
+    assert noted("AB", [[0.0, 0.25], [0.75, 0.0]]).splitlines()[2:] == [
+        "receiver      A      B",
+        "----------------------",
+        "A             -  0.250",
+        "B         0.750      -",
+    ]
+
+
+def test_utilities_of_four_give_a_ring_its_order() -> None:
+    rows = [[0, 1, 9, 1], [1, 0, 1, 9], [9, 1, 0, 1], [1, 9, 1, 0]]
+    last = noted("ABCD", rows).splitlines()[-1]
+    assert last == "A ring in which each hears from one that counts: ring:order=A+B+D+C"

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from polyfed.options import as_text
+from polyfed.topologies.tour import order_by_utility
 
 if TYPE_CHECKING:
     from polyfed.engines.run import Run
@@ -72,7 +73,11 @@ def utilities_table(run: Run) -> Text:
         for to, row in zip(nodes, rows, strict=True)
     ]
     title = "Utilities: how much each node (row) took from each other (column), last round"
-    return render(title, ["receiver", *nodes], cells)
+    found = render(title, ["receiver", *nodes], cells)
+    if len(nodes) < 4:  # fewer make the same ring in any order
+        return found
+    order = "+".join(order_by_utility(nodes, rows))
+    return Text(f"{found}\n\nA ring in which each hears from one that counts: ring:order={order}")
 
 
 def _figure(value: float | None) -> str:
