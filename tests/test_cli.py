@@ -104,6 +104,13 @@ def test_help_shows_the_defaults_that_the_task_sets() -> None:
     assert "learning rate [default: 0.0002]" in cifar
 
 
+def test_help_lists_the_choices_of_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    text = call("run", "fedavg", "--task", "mnist", "--help").stdout
+    assert "own|cnn|resnet18" in text
+    assert "sgd|adam|adamw" in text
+
+
 def fixed_flags(command: str) -> list[str]:
     found = commands.typer.main.get_command(cli.app).commands[command]  # type: ignore[attr-defined]
     return [p.opts[0] for p in found.params if p.param_type_name == "option"]

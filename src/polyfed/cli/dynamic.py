@@ -78,7 +78,8 @@ def _parameter(option: Option) -> inspect.Parameter:
 
 
 def _metavar(hint: Any) -> str:
-    kinds = [kind for kind in get_args(hint) or (hint,) if kind is not NoneType]
+    nested = [get_args(kind) or (kind,) for kind in get_args(hint) or (hint,)]
+    kinds = [kind for some in nested for kind in some if kind is not NoneType]
     return "|".join(f"<{k.__name__.lower()}>" if isinstance(k, type) else str(k) for k in kinds)
 
 
