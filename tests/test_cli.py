@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from polyfed import __version__, cli
 from polyfed.cli import commands, dynamic
@@ -14,6 +13,7 @@ from polyfed.errors import RunError
 from polyfed.methods import METHODS
 from polyfed.tasks import TASKS
 from polyfed.topologies import TOPOLOGIES
+from typed import call
 
 TINY = ("--rounds", "2", "--init-epochs", "1", "--local-epochs", "1")
 LINKED = ("fedlinked", *TINY, "--distil-epochs", "1", "--finetune-epochs", "1")
@@ -24,14 +24,6 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("POLYFED_DATA", raising=False)
     monkeypatch.setenv("COLUMNS", "100")
-
-
-def call(*args: str, code: int = 0) -> Any:
-    result = CliRunner().invoke(cli.app, list(args), prog_name="polyfed")
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.output
-    return result
 
 
 def as_json(*args: str) -> Any:

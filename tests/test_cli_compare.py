@@ -1,11 +1,9 @@
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from polyfed import cli
+from typed import call
 
 TINY = ("--rounds", "1", "--init-epochs", "0", "--local-epochs", "1", "--stack", "never")
 TWO = ("compare", "local", "fedper", "--seeds", "2", *TINY)
@@ -15,14 +13,6 @@ TWO = ("compare", "local", "fedper", "--seeds", "2", *TINY)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
-
-
-def call(*args: str, code: int = 0) -> Any:
-    result = CliRunner().invoke(cli.app, list(args), prog_name="polyfed")
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.output
-    return result
 
 
 def test_pairs_and_tables_for_papers() -> None:

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from polyfed import cli, methods, tasks
+from polyfed import methods, tasks
 from polyfed.cli.config import schema
+from typed import call
 
 TINY = """
 method: local
@@ -23,14 +23,6 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     Path("tiny.yaml").write_text(TINY)
-
-
-def call(*args: str, code: int = 0) -> Any:
-    result = CliRunner().invoke(cli.app, list(args), prog_name="polyfed")
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.output
-    return result
 
 
 def run(*args: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,12 +1,10 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from polyfed import cli
+from typed import call
 
 ROOT = Path(__file__).parents[1]
 
@@ -15,14 +13,6 @@ ROOT = Path(__file__).parents[1]
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
-
-
-def call(*args: str, code: int = 0) -> Any:
-    result = CliRunner().invoke(cli.app, list(args), prog_name="polyfed")
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.output
-    return result
 
 
 def run_tests(path: Path) -> str:

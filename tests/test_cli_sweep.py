@@ -1,12 +1,10 @@
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from polyfed import cli
+from typed import call
 
 pytest.importorskip("optuna")
 
@@ -18,14 +16,6 @@ SWEEP = ("sweep", *TINY, "--runs", "1", "--space", "lr=1e-3:1e-1:log", "--stack"
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
-
-
-def call(*args: str, code: int = 0) -> Any:
-    result = CliRunner().invoke(cli.app, list(args), prog_name="polyfed")
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.output
-    return result
 
 
 def test_sweep_then_go_on(tmp_path: Path) -> None:

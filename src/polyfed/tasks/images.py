@@ -184,6 +184,38 @@ class ImageTask(Task):
         return index[::_QUICK_SHARE] if self.quick else index
 
 
+@dataclass(frozen=True, kw_only=True)
+class _ConvTask(ImageTask):
+    """A task with FedLinked's network.
+
+    Attributes:
+        blocks: convolution blocks of the task's own network (FedLinked's b).
+        channels: channels of its first block (c).
+        representation: width of what its trunk puts out (r).
+        dropout: after every block (p).
+        last_dropout: before the output layer (p_l).
+    """
+
+    blocks: int = 3
+    channels: int = 64
+    representation: int = 256
+    dropout: float = 0.36
+    last_dropout: float = 0.79
+
+    def own_network(self, image: tuple[int, int, int], classes: int) -> nn.Module:
+        """FedLinked's: 2,194,240 parameters in the trunk for CIFAR-10, 203,280 for SVHN."""
+        return conv_net(
+            image,
+            classes,
+            blocks=self.blocks,
+            channels=min(16, self.channels) if self.quick else self.channels,
+            representation=self.representation,
+            dropout=self.dropout,
+            last_dropout=min(0.2, self.last_dropout) if self.quick else self.last_dropout,
+            relu=self.relu,
+        )
+
+
 _CIFAR10_RECIPES: Mapping[str, Recipe] = {
     "fedlinked": {
         "rounds": 7,
@@ -210,44 +242,17 @@ _CIFAR10_RECIPES: Mapping[str, Recipe] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cifar10(ImageTask):
-    """Images of ten classes, 32 x 32, in colour; two nodes with animals, one with vehicles.
-
-    Attributes:
-        blocks: convolution blocks of the task's own network (FedLinked's b).
-        channels: channels of its first block (c).
-        representation: width of what its trunk puts out (r).
-        dropout: after every block (p).
-        last_dropout: before the output layer (p_l).
-    """
+class Cifar10(_ConvTask):
+    """Images of ten classes, 32 x 32, in colour; two nodes with animals, one with vehicles."""
 
     name: ClassVar[str] = "cifar10"
     title: ClassVar[str] = "CIFAR-10 as FedLinked splits it, or by any partition"
     groups: ClassVar[tuple[tuple[int, ...], ...]] = ((3, 4, 5, 7), (3, 4, 6), (0, 1, 8, 9))
     recipes: ClassVar[Mapping[str, Recipe]] = _CIFAR10_RECIPES
 
-    blocks: int = 3
-    channels: int = 64
-    representation: int = 256
-    dropout: float = 0.36
-    last_dropout: float = 0.79
-
     def read(self, folder: Path) -> Images:
         """CIFAR-10, binary or python version."""
         return files.cifar10(folder)
-
-    def own_network(self, image: tuple[int, int, int], classes: int) -> nn.Module:
-        """FedLinked's network for CIFAR-10: 2,194,240 parameters in the trunk."""
-        return conv_net(
-            image,
-            classes,
-            blocks=self.blocks,
-            channels=min(16, self.channels) if self.quick else self.channels,
-            representation=self.representation,
-            dropout=self.dropout,
-            last_dropout=min(0.2, self.last_dropout) if self.quick else self.last_dropout,
-            relu=self.relu,
-        )
 
 
 _SVHN_RECIPES: Mapping[str, Recipe] = {
@@ -277,23 +282,14 @@ _SVHN_RECIPES: Mapping[str, Recipe] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Svhn(ImageTask):
-    """House numbers, 32 x 32, in colour; four digits a node.
-
-    Attributes:
-        blocks: convolution blocks of the task's own network (FedLinked's b).
-        channels: channels of its first block (c).
-        representation: width of what its trunk puts out (r).
-        dropout: after every block (p).
-        last_dropout: before the output layer (p_l).
-    """
+class Svhn(_ConvTask):
+    """House numbers, 32 x 32, in colour; four digits a node."""
 
     name: ClassVar[str] = "svhn"
     title: ClassVar[str] = "Street View House Numbers as FedLinked splits it, or by any partition"
     groups: ClassVar[tuple[tuple[int, ...], ...]] = ((0, 5, 6, 9), (0, 3, 6, 8), (1, 2, 4, 7))
     recipes: ClassVar[Mapping[str, Recipe]] = _SVHN_RECIPES
 
-    blocks: int = 3
     channels: int = 16
     representation: int = 128
     dropout: float = 0.24
@@ -302,19 +298,6 @@ class Svhn(ImageTask):
     def read(self, folder: Path) -> Images:
         """SVHN's cropped digits, or the pool FedLinked draws from."""
         return files.svhn(folder)
-
-    def own_network(self, image: tuple[int, int, int], classes: int) -> nn.Module:
-        """FedLinked's network for SVHN: 203,280 parameters in the trunk."""
-        return conv_net(
-            image,
-            classes,
-            blocks=self.blocks,
-            channels=self.channels,
-            representation=self.representation,
-            dropout=self.dropout,
-            last_dropout=self.last_dropout,
-            relu=self.relu,
-        )
 
 
 _MNIST_ALL: Recipe = {"rounds": 10, "batch": 32, "lr": 1e-3, "local_epochs": 1}
