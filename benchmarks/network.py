@@ -1,21 +1,26 @@
 """What the peer engine costs: a round without work, and a large message, over TLS on loopback.
 
-    python benchmarks/network.py [--rounds 60] [--megabytes 50] [--repeats 7]
+    python benchmarks/network.py [--rounds 60] [--megabytes 50] [--repeats 7] [--flower 8]
 
 The fixed cost of a round: four peers (one of them the hub of a star), FedAvg without epochs, a tiny
 network, run folders and checkpoints; the median time from decision to decision, as a peer sees it.
 A large message: from `post` until it is confirmed through the engine's channel, against a bare
 Zenoh put of as many bytes that is answered with one byte, and against `torch.distributed` (gloo,
 neither encrypted nor authenticated). Transfers are taken in turn.
+
+With `--flower N`, and nothing else then: N rounds of the same on Flower, `polyfed hub` and three
+`polyfed node`, as the hub's metrics have them; with the tiny network, and with one of that many MB.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
 import socket
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -50,8 +55,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--megabytes", type=int, default=50)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--flower", type=int, default=0)
     given = parser.parse_args()
     torch.set_num_threads(1)
+    if given.flower:
+        on_flower(given.flower, given.megabytes)
+        return
     with tempfile.TemporaryDirectory() as folder:
         sites = write_sites(Path(folder), given.rounds)
         spent = fixed_cost(sites)
@@ -122,6 +131,66 @@ def peer(site: Path, times: Any) -> None:
     run_peer(site, shown=shown)
     if site.stem == NAMES[-1]:
         times.put(seen)
+
+
+# ---- on Flower -----------------------------------------------------------------------------------
+
+
+def large(name: str, seed: int, megabytes: int) -> Node:
+    """The same with a network of so many MB."""
+    from polyfed.core.model import Model
+
+    small = node(name, seed)
+    inputs, classes = small.data["train"].x.shape[1], len(small.classes)
+    width = megabytes * 250_000 // (inputs + classes)
+    net = torch.nn.Sequential(torch.nn.Linear(inputs, width), torch.nn.Linear(width, classes))
+    return Node(name, small.data, Model.split(net, trunk="0", head="1"), small.classes)
+
+
+def on_flower(rounds: int, megabytes: int) -> None:
+    """Print the seconds of a round on Flower, and MB/s from two sizes of message."""
+    spent = {}
+    for size in (0, megabytes):
+        with tempfile.TemporaryDirectory() as folder:
+            found = flower_rounds(Path(folder), rounds, size)[1:]  # the first has the start in it
+        spent[size] = statistics.median(found)
+        print(
+            f"a round without work on Flower, 3 nodes, {size or 'next to no'} MB: "
+            f"{spent[size]:.2f} s ({min(found):.2f} to {max(found):.2f}, {len(found)} rounds)"
+        )
+    more = max(spent[megabytes] - spent[0], 1e-9)
+    print(f"{6 * megabytes} MB a round (3 nodes, both ways): {6 * megabytes / more:.0f} MB/s")
+
+
+def flower_rounds(folder: Path, rounds: int, megabytes: int) -> list[float]:
+    """Seconds of every round, as the hub sees them."""
+    names = NAMES[:3]
+    make_certificates(folder, ["hub", *names])
+    options = {"rounds": rounds, "local_epochs": 0}
+    federation: dict[str, Any] = {"run": "cost", "method": "fedavg", "nodes": list(names)}
+    federation |= {"options": options, "evaluate_every": 1000}
+    (folder / "federation.yaml").write_text(yaml.safe_dump(federation))
+    address, started = [f"tls/127.0.0.1:{free_ports(1)[0]}"], []
+    for name in ("hub", *names):
+        site: dict[str, Any] = {"name": name, "federation": "federation.yaml"}
+        site |= {"authority": "ca.pem", "certificate": f"{name}.pem", "key": f"{name}.key"}
+        site |= {"folder": f"run-{name}"}
+        if name == "hub":
+            site["listen"] = address
+        else:
+            made = Path(__file__).stem + (":large" if megabytes else ":node")
+            site |= {"connect": address, "node": made}
+            site["node_options"] = {"megabytes": megabytes} if megabytes else {}
+        path = folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(site))
+        verb = "hub" if name == "hub" else "node"
+        command = [sys.executable, "-m", "polyfed", verb, "--quiet", str(path)]
+        here = Path(__file__).parent
+        started.append(subprocess.Popen(command, cwd=here, stdout=subprocess.DEVNULL))
+    for process in started:
+        process.wait()
+    lines = (folder / "run-hub" / "metrics.jsonl").read_text().splitlines()
+    return [record["seconds"] for record in map(json.loads, lines) if "seconds" in record]
 
 
 # ---- a large message -----------------------------------------------------------------------------

@@ -113,7 +113,7 @@ def test_options_of_run_fedlinked_are_frozen() -> None:
     fixed = "task seed topology device evaluate-every stack precision fail track"
     fixed += " folder json progress"
     own = (
-        "rounds batch lr optimiser momentum weight-decay eta init-epochs distil-epochs "
+        "rounds batch lr optimiser momentum weight-decay guard eta init-epochs distil-epochs "
         "finetune-epochs local-epochs transform normalise normalise-rows strength "
         "secret-rotation patience rollback init quick labels heads representation"
     )

@@ -9,9 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from polyfed import cli, experiments
-from polyfed.experiments import plot, runner
+from polyfed.experiments import plot, runner, series
 from polyfed.experiments.experiment import Cell, Claim, Experiment, Quick, Ref
 from polyfed.record import checkpoint
+from polyfed.studies import wins
 
 OPTIONS = {"rounds": 2, "init_epochs": 0, "local_epochs": 1, "finetune_epochs": 1}
 
@@ -68,7 +69,7 @@ def fails(*args: str) -> str:
 
 def test_help() -> None:
     listed = call("--help").stdout
-    for command in ("reproduce", "experiments"):
+    for command in ("reproduce", "experiments", "contests"):
         assert command in listed
         assert "Example: polyfed" in call(command, "--help").stdout
 
@@ -90,7 +91,8 @@ sys.exit(", ".join(sorted({"torch", "numpy", "matplotlib", "polyfed.core"} & set
 def test_options_are_frozen() -> None:
     """A change here is a change of what people type: say so in the news."""
     text = call("reproduce", "--help").stdout
-    for name in ["data", "quick", "seeds", "rounds", "device", "out", "json", "[no-]progress"]:
+    options = ["all", "data", "quick", "seeds", "rounds", "resume", "device", "out", "json"]
+    for name in [*options, "[no-]progress"]:
         assert f"--{name} " in text
 
 
@@ -155,6 +157,66 @@ def test_runs_of_another_commit_are_pointed_out(monkeypatch: pytest.MonkeyPatch)
     assert "runs by commit aaaaaaa were kept, this is bbbbbbb" in noted
 
 
+# ---- all of them ---------------------------------------------------------------------------------
+
+
+def test_all() -> None:
+    result = call("reproduce", "--all", "--quick")
+    assert result.stderr.splitlines()[0].startswith("tiny-table: done (")
+    skipped = "files-table: skipped (cifar10: task cifar10 reads published files: say where"
+    assert result.stderr.splitlines()[1].startswith(skipped)
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert any(row[:2] == ["tiny-table", "done"] and row[3:] == ["undecided", "2"] for row in rows)
+    assert ["files-table", "skipped"] in rows
+    assert "done 1, skipped 1; " in result.stdout
+    assert Path("results/tiny-table-quick/page.md").exists()
+    again = json.loads(call("reproduce", "--all", "--quick", "--resume", "--json").stdout)
+    assert [each["state"] for each in again] == ["finished before", "skipped"]
+
+
+def test_all_goes_on_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(experiment: Experiment, **settings: Any) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(series, "reproduce", breaks)
+    result = call("reproduce", "--all", "--quick", code=1)
+    assert "tiny-table: failed (OSError: the disk is full)" in result.stderr
+    assert "failed 1, skipped 1" in result.stdout
+
+
+def test_all_can_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(experiment: Experiment, **settings: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(series, "reproduce", interrupted)
+    result = call("reproduce", "--all", "--quick", code=130)
+    assert result.stderr == "interrupted; the same command goes on from here\n"
+
+
+def test_contests(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: dict[str, Any] = {}
+    monkeypatch.setattr(wins, "hold", lambda out, **settings: held.update(out=out, **settings))
+    call("contests", "no-skew", "--trials", "2", "--seeds", "3", "--out", "here")
+    assert (held["out"], held["trials"], held["seeds"]) == (Path("here"), 2, 3)
+    assert [contest.name for contest in held["contests"]] == ["no-skew"]
+    call("contests")
+    assert len(held["contests"]) > 1
+    assert "unknown contest 'no-skwe'. Did you mean 'no-skew'?" in fails("contests", "no-skwe")
+
+    def interrupted(out: Path, **settings: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(wins, "hold", interrupted)
+    assert "goes on from here" in call("contests", code=130).stderr
+
+
+def test_pages_of_contests() -> None:
+    source = Path(__file__).parents[1] / "docs" / "results" / wins.SUMMARY
+    Path(wins.SUMMARY).write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+    assert "which_wins.md" in call("experiments", "--out", ".", "--pages").stderr
+    assert Path("which_wins.md").read_text("utf-8").startswith("# When does which method win?")
+
+
 def test_list() -> None:
     text = call("experiments").stdout
     assert "tiny-table" in text
@@ -181,7 +243,12 @@ def test_list() -> None:
         (["tiny-table", "--seeds", "many"], "seeds many: say how many (5), or which (3,7,9)"),
         (["tiny-table", "--seeds", "0"], "seeds: name at least one, and none twice"),
         (["tiny-table", "--rounds", "0"], "rounds must be >= 1, got 0"),
+        (["tiny-table", "--jobs", "0"], "jobs must be >= 1, got 0"),
         (["tiny-table", "--device", "gpu"], "unknown device 'gpu'"),
+        ([], "reproduce: name one experiment (see: polyfed experiments), or --all"),
+        (["tiny-table", "--all"], "reproduce: name one experiment"),
+        (["--all", "--only", "alone"], "--only chooses cells of one experiment"),
+        (["tiny-table", "--resume"], "--resume belongs to --all"),
         (["tiny-table", "--qick"], "unknown option of polyfed reproduce 'qick'"),
     ],
 )

@@ -3,6 +3,7 @@
 import csv
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,8 +17,12 @@ CLASSES = ("healthy", "ill")
 SPLITS = {"train": 0.5, "val_es": 0.125, "val_rb": 0.125, "test": 0.25}
 
 
-def node(name: str, seed: int, file: str) -> pf.Node:
-    """The patients of one hospital; nothing else is read, and nothing of it leaves."""
+def node(name: str, seed: int, file: str, public: int = 0) -> pf.Node:
+    """The patients of one hospital; nothing else is read, and nothing of it leaves.
+
+    FedLinked compares networks on `public` inputs, the same at all hospitals: patients made up from
+    the seed, of nobody's data.
+    """
     with Path(file).open(encoding="utf-8") as rows:
         found = [[math.nan if v == "?" else float(v) for v in row] for row in csv.reader(rows)]
     table = torch.tensor([row for row in found if row])
@@ -25,7 +30,10 @@ def node(name: str, seed: int, file: str) -> pf.Node:
     index = stratified(ill, SPLITS, stream(seed, "split", name))
     x = fill_missing(x, x[index["train"]])
     x = standardise(x, x[index["train"]])
-    data = pf.Data(may_miss_classes=True, **{part: (x[i], ill[i]) for part, i in index.items()})
+    parts: dict[str, Any] = {part: (x[i], ill[i]) for part, i in index.items()}
+    if public:
+        parts["public"] = torch.randn(public, x.shape[1], generator=stream(seed, "public"))
+    data = pf.Data(may_miss_classes=True, **parts)
     with ambient(seed, "init"):
         net = mlp(x.shape[1], [16], 2)
     return pf.Node(name, data, pf.Model.split(net, trunk="trunk", head="head"), CLASSES)

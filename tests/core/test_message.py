@@ -172,3 +172,22 @@ def test_complex_numbers_are_looked_at_one_by_one() -> None:
     look_at([message])
     with pytest.raises(MessageError, match="'c'"):
         message.check({name: TensorSpec.of(t) for name, t in message.tensors.items()})
+
+
+@pytest.mark.parametrize("value", [1.0, float("nan")])
+def test_what_is_about_a_topic(value: float) -> None:
+    whole = Message({"fr": torch.ones(2), "fr/count": torch.tensor(3), "global": torch.ones(1)})
+    bad = Message({"fr": torch.tensor([value]), "global": torch.ones(1)})
+    look_at([whole, bad])
+    assert whole.about("") is whole
+    assert list(whole.about("fr").tensors) == ["fr", "fr/count"]
+    assert whole.about("fr").tensors["fr"] is whole.tensors["fr"]
+    assert "_not_finite" in whole.about("fr").__dict__  # it was looked at
+    assert "_not_finite" not in Message(whole.tensors).about("fr").__dict__
+    part, spec = bad.about("fr"), {"fr": TensorSpec((1,))}
+    if value == value:
+        part.check(spec)
+    else:
+        with pytest.raises(MessageError, match="NaN or infinity in 'fr'"):
+            part.check(spec)
+        bad.about("global").check({"global": TensorSpec((1,))})

@@ -358,3 +358,25 @@ def test_copy_is_independent_and_none_is_empty() -> None:
     assert twin.parts == model.parts
     assert not torch.equal(twin.state()["head.bias"], model.state()["head.bias"])
     assert (Model.none().names(), Model.none().state()) == ([], {})
+
+
+def test_a_copy_has_hooks_and_parts_of_its_own() -> None:
+    model = Model.split(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), trunk=..., head="1")
+    model.precision = "bfloat16"
+    called: list[str] = []
+    model.net[0].register_forward_hook(lambda *_: called.append("given"))
+    twin = model.copy()
+    twin.net[1].register_forward_hook(lambda *_: called.append("own"))
+    assert (twin.precision, twin.parts, twin.names("head")) == (
+        "bfloat16",
+        model.parts,
+        ["1.weight", "1.bias"],
+    )
+    twin.parts["new"] = ()
+    assert "new" not in model.parts
+    model.net(torch.zeros(1, 2))
+    assert called == ["given"]
+    twin.net(torch.zeros(1, 2))
+    assert called == ["given", "given", "own"]
+    modules = zip(model.net.modules(), twin.net.modules(), strict=True)
+    assert not any(vars(a)[n] is vars(b)[n] for a, b in modules for n in vars(a) if "hooks" in n)

@@ -24,7 +24,8 @@ def seat(me: str = "M1", names: tuple[str, ...] = NAMES, **more: Any) -> Council
 
 
 def go(decision: Decision) -> dict[str, Any]:
-    return {"kind": "go", "ballot": decision.attempt[0], "decision": decision.plain(), "count": 1}
+    note = {"kind": "go", "ballot": decision.attempt[0], "decision": decision.plain(), "count": 1}
+    return {**note, "roster": {name: {} for name in NAMES}}
 
 
 def kinds(council: Council) -> list[tuple[str, str]]:
@@ -109,6 +110,39 @@ def test_who_is_next_takes_over_when_enough_agree() -> None:
     assert kinds(council) == [("M2", "prepare")]
 
 
+def test_who_comes_later_in_order_waits_longer_to_take_over() -> None:
+    council = seat("M2")
+    council.down("M0", 1.0)
+    council.tick(2.9)
+    assert kinds(council) == []  # it is the turn of M1
+    council.tick(3.0)
+    assert kinds(council) == [("M1", "canvass")]
+    council.outbox.clear()
+    council.tick(3.9)
+    assert kinds(council) == []  # it has just asked
+    council.tick(4.0)
+    assert kinds(council) == [("M1", "canvass")]
+    council.down("M1", 4.0)
+    council.outbox.clear()
+    council.tick(9.0)
+    assert kinds(council) == []  # it is not enough alone
+
+
+def test_the_leader_hears_once_whom_a_party_lacks_and_once_that_it_is_back() -> None:
+    council = seat("M1")
+    council.down("M2", 0.0)
+    council.need({"M2"}, 0.9)
+    assert kinds(council) == []  # it may be back in a moment
+    for now in (1.0, 1.5, 2.0):
+        council.need({"M2"}, now)
+        assert kinds(council) == [("M0", "lacks")]
+    assert council.outbox[0][1]["names"] == ["M2"]
+    council.outbox.clear()
+    council.up("M2", 3.0)
+    council.up("M2", 3.1)
+    assert [note["names"] for _, note in council.outbox] == [[]]
+
+
 def test_who_sees_the_leader_does_not_agree() -> None:
     council = seat("M2")
     council.hear("M1", {"kind": "canvass", "ballot": 0, "count": 1}, 1.0)
@@ -163,6 +197,17 @@ def test_a_round_is_played_again_without_who_is_gone_for_long() -> None:
     assert council.accepted == Decision((0, 2), 1, ("M0", "M1"))
 
 
+def test_who_is_not_part_of_a_round_does_not_hold_it_up() -> None:
+    council = begun()
+    council.down("M2", 1.0)
+    council.tick(2.0)
+    council.up("M2", 2.5)
+    council.down("M2", 2.6)  # it comes and goes
+    council.finished((0, 2), 3.0)
+    council.hear("M1", done(2), 3.0)
+    assert council.accepted == Decision((0, 3), 2, ("M0", "M1"), (Settled((0, 2), ("M0", "M1")),))
+
+
 def test_who_is_done_and_gone_is_not_waited_for() -> None:
     """M2 has played and is gone: nobody needs its word that it got what it was told."""
     council = begun()
@@ -171,6 +216,8 @@ def test_who_is_done_and_gone_is_not_waited_for() -> None:
     council.tick(2.0)
     assert council.accepted == Decision((0, 1), 1, NAMES)
     assert kinds(council) == [("M1", "spare")]
+    council.tick(2.5)
+    assert kinds(council) == [("M1", "spare")]  # once is enough
     assert council.spared == ["M2"]
     other = seat()
     other.hear("M0", go(Decision((0, 1), 1, NAMES)), 0.0)
@@ -192,6 +239,31 @@ def test_notes_that_overtake_each_other_count_by_when_they_were_written() -> Non
     assert council.accepted == Decision((0, 1), 1, NAMES)
     council.hear("M2", {"kind": "lacks", "ballot": 0, "count": 4, "names": ["M1"]}, 9.0)
     assert council.accepted == Decision((0, 2), 1, ("M0", "M1"))
+
+
+def test_the_end_is_played_again_when_too_few_who_were_told_remain() -> None:
+    """M2 has played the last round and is gone for ever; M1, away then, is here instead."""
+    log = tuple(Settled((0, t), NAMES) for t in range(1, 6))
+    last, cards = Decision((0, 5), 5, ("M0", "M2"), log[:4]), {name: {} for name in NAMES}
+    council = seat("M0", accepted=last, done=(0, 5), roster=cards)
+    council.down("M1", 0.0)
+    council.hear("M2", {**hello(1), "accepted": last.plain(), "done": [0, 5]}, 2.0)
+    end = council.accepted
+    assert (end.round, end.members) == (6, ("M0", "M2"))
+    council.finished(end.attempt, 2.0)
+    council.down("M2", 2.0)
+    council.tick(4.9)
+    assert not council.is_over
+    council.up("M1", 4.9)
+    council.hear("M1", hello(1), 4.9)
+    assert council.accepted == end  # M2 may still be back
+    council.tick(5.0)
+    again = council.accepted
+    assert (again.round, again.members, again.log) == (6, ("M0", "M1"), end.log)
+    assert not council.is_over
+    council.finished(again.attempt, 5.0)
+    council.hear("M1", {**done(again.attempt[1]), "count": 9}, 5.0)
+    assert council.is_over
 
 
 def test_the_end_stands_when_enough_have_played_it() -> None:

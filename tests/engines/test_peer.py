@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import queue
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +22,13 @@ import yaml
 from safetensors.torch import load_file
 
 import polyfed as pf
+from polyfed.core.message import Message
 from polyfed.core.method import Method
 from polyfed.core.node import Name
+from polyfed.engines.channel import Channel
 from polyfed.engines.run import Run
 from polyfed.engines.site import read_site
+from polyfed.engines.wire import pack, unpack
 from polyfed.errors import ConfigError
 from polyfed.random import stream
 from polyfed.testing import tiny
@@ -34,16 +40,31 @@ pytestmark = pytest.mark.peer
 from polyfed.engines.certificates import make_certificates  # noqa: E402
 
 # A nursery: it imports and tries everything once, then forks a process for every line `SITE` and
-# answers its id; to `wait ID` it answers how that process ended.
+# answers its id; to `wait ID` it answers how that process ended. `SITE links` is a process that
+# connects where its site file says and nowhere else, gives a silent link up after two seconds, and
+# takes its time while there is a file `slow`.
 NURSERY = """
-import os, sys, traceback
+import os, sys, time, traceback
 from pathlib import Path
 import torch
 import polyfed as pf
+from polyfed.engines import peer, player
 from polyfed.engines.peer import run_peer
 from polyfed.testing import tiny
 torch.set_num_threads(1)
 pf.run(pf.LI(rounds=1), tiny())
+
+def only_these_links():
+    config, do = peer._config, player.Work.do
+    def explicit(*given, **more):
+        made = config(*given, **more)
+        made.insert_json5("scouting/gossip/enabled", "false")
+        made.insert_json5("transport/link/tx/lease", "2000")
+        return made
+    def slow(work, trainer):
+        time.sleep(0.25 if Path("slow").exists() else 0)
+        return do(work, trainer)
+    peer._config, player.Work.do = explicit, slow
 
 for line in sys.stdin:
     words = line.split()
@@ -54,6 +75,8 @@ for line in sys.stdin:
     if child == 0:
         try:
             site = Path(words[0])
+            if "links" in words:
+                only_these_links()
             os.chdir(site.parent)
             run_peer(site)
         except BaseException:
@@ -85,8 +108,8 @@ class Nursery:
         print(line, file=self.process.stdin, flush=True)
         return int(self.process.stdout.readline())
 
-    def start(self, site: Path) -> int:
-        return self.ask(str(site))
+    def start(self, site: Path, how: str = "") -> int:
+        return self.ask(f"{site} {how}")
 
     def wait(self, process: int) -> int:
         return self.ask(f"wait {process}")
@@ -226,13 +249,269 @@ def test_the_others_go_on_without_a_peer_that_stays_away(tmp_path: Path, nursery
     os.kill(processes["M1"], signal.SIGKILL)
     assert [nursery.wait(processes[name]) for name in ("M0", "M2")] == [0, 0]
     nursery.wait(processes["M1"])
-    facts = json.loads((tmp_path / "run-M0" / "party.json").read_text())
-    log = facts["accepted"]["log"]
-    assert len(log) == 12
-    absent = {t + 1: sorted({"M0", "M1", "M2"} - set(m)) for t, (_, _, m) in enumerate(log)}
+    absent = absences(tmp_path / "run-M0", 12)
     assert absent[12] == ["M1"]
     run = pf.run(method, tiny(), topology="dual-ring", stack="never", absent=absent)
     assert_equals(tmp_path, run, ["M0", "M2"])
+
+
+# ---- links ---------------------------------------------------------------------------------------
+
+
+class Proxy:
+    """Stands between two peers; it can be cut, stalled in one direction, slowed and healed."""
+
+    def __init__(self, port: int) -> None:
+        self._to, self._is_cut, self._pause = port, False, 0.0
+        self._flows = {"there": threading.Event(), "back": threading.Event()}
+        self._sockets: list[socket.socket] = []
+        self.carried = 0  # bytes, both ways
+        self._threads: list[threading.Thread] = []
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._door.getsockname()[1])
+        self.heal()
+        self._begin(self._welcome)
+
+    def _begin(self, act: Callable[..., None], *given: Any) -> None:
+        self._threads.append(threading.Thread(target=act, args=given, daemon=True))
+        self._threads[-1].start()
+
+    def _welcome(self) -> None:
+        while True:
+            try:
+                near, _ = self._door.accept()
+            except OSError:
+                return  # closed
+            self._sockets.append(near)
+            try:
+                far = socket.create_connection(("127.0.0.1", self._to), timeout=5)
+            except OSError:
+                near.close()
+                continue
+            far.settimeout(None)
+            self._sockets.append(far)
+            if self._is_cut:
+                self._hang_up()
+                continue
+            self._begin(self._pump, near, far, "there")
+            self._begin(self._pump, far, near, "back")
+
+    def _pump(self, source: socket.socket, to: socket.socket, way: str) -> None:
+        with contextlib.suppress(OSError):
+            while piece := source.recv(1 << 16):
+                self._flows[way].wait()
+                self.carried += len(piece)
+                time.sleep(self._pause)
+                to.sendall(piece)
+        for each in (source, to):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def _hang_up(self) -> None:
+        for each in self._sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+        self._sockets.clear()
+
+    def cut(self) -> None:
+        self._is_cut = True
+        self._hang_up()
+
+    def stall(self, way: str) -> None:
+        self._flows[way].clear()
+
+    def slow(self, seconds: float) -> None:
+        self._pause = seconds
+
+    def heal(self) -> None:
+        self._is_cut, self._pause = False, 0.0
+        for flow in self._flows.values():
+            flow.set()
+
+    def close(self) -> None:
+        self.heal()
+        with contextlib.suppress(OSError):
+            self._door.shutdown(socket.SHUT_RDWR)
+        self._door.close()
+        self._hang_up()
+        for thread in self._threads:
+            thread.join(10)
+
+
+@contextlib.contextmanager
+def proxied(sites: dict[Name, Path]) -> Iterator[dict[tuple[Name, Name], Proxy]]:
+    """Let every party connect to those before it, each through a proxy, and to no others."""
+    made = {name: yaml.safe_load(path.read_text()) for name, path in sites.items()}
+    ports = {name: int(site["listen"][0].rpartition(":")[2]) for name, site in made.items()}
+    proxies = {(a, b): Proxy(ports[a]) for a in sites for b in sites if a < b}
+    for name, path in sites.items():
+        ways = [proxies[a, b].port for a, b in proxies if b == name]
+        site = {**made[name], "connect": [f"tls/127.0.0.1:{port}" for port in ways]}
+        path.write_text(yaml.safe_dump(site))
+    try:
+        yield proxies
+    finally:
+        for proxy in proxies.values():
+            proxy.close()
+
+
+def wait_for_members(folder: Path, wanted: Callable[[list[Name]], bool]) -> None:
+    """Until the decision that a party follows names the right ones."""
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        path = folder / "party.json"
+        held = json.loads(path.read_text())["accepted"] if path.exists() else None
+        if held is not None and wanted(held["members"]):
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{folder}: {held}")
+
+
+def absences(folder: Path, rounds: int) -> dict[int, list[Name]]:
+    """Who was absent from which round, as a party knows it at the end."""
+    facts = json.loads((folder / "party.json").read_text())
+    log = facts["accepted"]["log"]
+    assert len(log) == rounds
+    return {t + 1: sorted({"M0", "M1", "M2"} - set(m)) for t, (_, _, m) in enumerate(log)}
+
+
+def finish(
+    nursery: Nursery, processes: dict[Name, int], folder: Path, method: Method
+) -> dict[int, list[Name]]:
+    """Let all come to the end; their bits are those of one process with the same absences."""
+    assert [nursery.wait(process) for process in processes.values()] == [0] * len(processes)
+    absent = absences(folder / "run-M0", method.rounds)
+    run = pf.run(method, tiny(), topology="dual-ring", stack="never", absent=absent)
+    assert_equals(folder, run, ["M0", "M1", "M2"])
+    faults = [f for name in processes for f in Run.open(folder / f"run-{name}").faults]
+    assert [f for f in faults if f["fault"] != "node absent"] == []
+    return absent
+
+
+def test_a_link_that_is_slow_or_cut_for_a_moment_changes_nothing(
+    tmp_path: Path, nursery: Nursery
+) -> None:
+    method = pf.LI(rounds=10, batch=8)
+    sites = sites_of(tmp_path, method, "dual-ring", grace=60.0)
+    with proxied(sites) as proxies:
+        processes = {name: nursery.start(site, "links") for name, site in sites.items()}
+        wait_for_round(tmp_path / "run-M2", 2)
+        proxies["M0", "M1"].slow(0.02)
+        wait_for_round(tmp_path / "run-M2", 4)
+        proxies["M1", "M2"].cut()
+        proxies["M0", "M2"].stall("back")
+        time.sleep(0.5)
+        proxies["M1", "M2"].heal()
+        proxies["M0", "M2"].heal()
+        assert not any(finish(nursery, processes, tmp_path, method).values())
+
+
+@pytest.mark.parametrize("how", ["cut", "stall there", "stall back"][: max(2, KILLS)])
+def test_who_is_cut_off_for_long_is_left_out_until_the_link_is_back(
+    how: str, tmp_path: Path, nursery: Nursery
+) -> None:
+    """M1 and M2 need each other: the later of them is left out, and is back when it can be."""
+    method = pf.LI(rounds=40, batch=8)
+    sites = sites_of(tmp_path, method, "dual-ring", grace=0.5)
+    slow = tmp_path / "slow"
+    with proxied(sites) as proxies:
+        processes = {name: nursery.start(site, "links") for name, site in sites.items()}
+        wait_for_round(tmp_path / "run-M0", 3)
+        slow.touch()
+        verb, *way = how.split()
+        getattr(proxies["M1", "M2"], verb)(*way)
+        wait_for_members(tmp_path / "run-M0", lambda members: "M2" not in members)
+        proxies["M1", "M2"].heal()
+        wait_for_members(tmp_path / "run-M0", lambda members: "M2" in members)
+        slow.unlink()
+        absent = finish(nursery, processes, tmp_path, method)
+    assert absent[1] == []
+    assert ["M2"] in absent.values()
+    assert all(who in ([], ["M2"]) for who in absent.values())
+
+
+def test_a_large_message_takes_two_per_cent_more_on_the_wire_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TLS, Zenoh's own words, confirmations and heads of frames included."""
+    from polyfed.engines import peer
+    from polyfed.engines.peer import zenoh_link
+
+    config = peer._config
+
+    def explicit(*given: Any, **more: Any) -> Any:
+        made = config(*given, **more)
+        made.insert_json5("scouting/gossip/enabled", "false")  # there is no way but the proxy
+        return made
+
+    monkeypatch.setattr(peer, "_config", explicit)
+    paths = sites_of(tmp_path, LI, "ring")
+    message = Message({f"t{i}": torch.randn(100_000) for i in range(20)})
+    parcel = pack({"kind": "say"}, message.to_bytes())
+    with contextlib.ExitStack() as stack:
+        proxies = stack.enter_context(proxied(paths))
+        sites = {name: read_site(paths[name])[0] for name in ("M0", "M1")}
+        charter = read_site(paths["M0"])[1].charter()
+        links = {n: stack.enter_context(zenoh_link(site, charter)) for n, site in sites.items()}
+        ends = {"M0": Channel(1, ["M1"]), "M1": Channel(1, ["M0"])}
+        for link in links.values():
+            link.arise(1)
+        for name, link in links.items():
+            while link.events.get(timeout=60)[0] != "up":
+                pass
+            (other,) = set(links) - {name}
+            ends[name].back(other, 0.0)
+        before = proxies["M0", "M1"].carried
+        ends["M0"].post("M1", parcel, 0.0)
+        got = None
+        while not ends["M0"].is_settled():
+            for name, end in ends.items():
+                for to, frame in end.outbox:
+                    links[name].send(to, frame)
+                end.outbox.clear()
+            for name, end in ends.items():
+                with contextlib.suppress(queue.Empty):
+                    what, given = links[name].events.get(timeout=0.5)
+                    got = (end.take(*given) if what == "hear" else None) or got
+        carried = proxies["M0", "M1"].carried - before
+    assert got is not None
+    assert Message.from_bytes(unpack(got)[1]).nbytes == message.nbytes
+    assert message.nbytes < carried <= 1.02 * message.nbytes
+
+
+def test_who_brings_more_than_there_is_room_for_waits() -> None:
+    from polyfed.engines.peer import Events
+
+    events, brought = Events(10), []
+
+    def bring() -> None:
+        for i in range(4):
+            events.put(("hear", (i,)), 6)
+            brought.append(i)
+
+    thread = threading.Thread(target=bring)
+    thread.start()
+    deadline = time.monotonic() + 60
+    while len(brought) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    assert brought == [0, 1]  # 12 bytes lie there
+    events.put(("up", ("M1",)))  # what has no size does not wait
+    assert [events.get(60) for _ in range(2)] == [("hear", (0,)), ("hear", (1,))]
+    assert events.get(60) == ("up", ("M1",))
+    assert events.get(60) == ("hear", (2,))
+    assert events.get(60) == ("hear", (3,))
+    thread.join(60)
+    assert events.empty()
+    thread = threading.Thread(target=bring)
+    thread.start()
+    events.close()
+    thread.join(60)
+    assert len(brought) == 8
+
+
+# ---- strangers -----------------------------------------------------------------------------------
 
 
 def test_nobody_can_speak_for_another_or_without_a_certificate(tmp_path: Path) -> None:

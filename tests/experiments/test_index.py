@@ -34,12 +34,34 @@ def test_another_figure_makes_another_page(tmp_path: Path) -> None:
     (tmp_path / name / "summary.json").write_text(json.dumps(summary))
     after = pages(tmp_path)
     assert before.keys() == after.keys()
-    assert all(before[path] != after[path] for path in before)
+    assert {path.name for path in before if before[path] != after[path]} == {"page.md", "index.md"}
 
 
 def test_the_list_says_what_was_not_run(tmp_path: Path) -> None:
-    (index,) = write_pages(tmp_path)
+    index, costs = write_pages(tmp_path)
     text = index.read_text()
     assert "| `partial-averaging-V.3.c` |" in text
     assert "not run" in text
-    assert text.count("## partial-averaging\n") == 1
+    heads = [line for line in text.splitlines() if line.startswith("## ")]
+    assert len(set(heads)) == len(heads)  # each paper once
+    assert {"## fedlinked", "## partial-averaging", "## fedfoa", "## fedul", "## li"} < set(heads)
+    assert "seconds in all" in costs.read_text()
+
+
+def test_what_an_experiment_cost(tmp_path: Path) -> None:
+    name = "partial-averaging-V.3.b"
+    shutil.copytree(RESULTS / name, tmp_path / name)
+    summary = json.loads((tmp_path / name / "summary.json").read_text())
+    for k, cell in enumerate(summary["cells"]):
+        cell["seconds"] = [1.0, 2.0, 6.0]
+        cell["bytes_sent_per_node"] = [1000.0 * k] * 3
+    (tmp_path / name / "summary.json").write_text(json.dumps(summary))
+    runs = 3 * len(summary["cells"])
+    said = pages(tmp_path)[tmp_path / "costs.md"]
+    row = next(line for line in said.splitlines() if name in line).split(" | ")
+    assert row[2:] == [str(runs), f"{3 * runs:,}", "2.00 (1.00 to 6.00)", "0 to 2.0 kB |"]
+    assert "bare loop" not in said
+    ratios = {"network": "MLP", "way": "polyfed", "seconds": 2.0, "ratios": [1.0, 1.2, 1.1]}
+    (tmp_path / "bare_loop.json").write_text(json.dumps([ratios]))
+    said = pages(tmp_path)[tmp_path / "costs.md"]
+    assert "| MLP | polyfed | 2.000 | 1.100 (1.000 to 1.200) |" in said

@@ -94,6 +94,7 @@ def test_a_log_is_cut_back_to_its_checkpoint(tmp_path: Path) -> None:
     assert read(path) == [{"tick": 1}, {"tick": 2, "name": "é"}]
     again = Log.reopen(path, length)
     assert again.records == [{"tick": 1}]
+    assert again.sync() == length
     again.append({"tick": 2})
     assert again.sync() == 2 * length
     again.close()
@@ -121,6 +122,25 @@ def test_memory_and_disk_hold_the_same_records(tmp_path: Path) -> None:
     log.close()
     expected = [{"loss": None, "rows": [[1, None], 2.5], "inner": {"x": None}}]
     assert read(tmp_path / "a") == log.records == expected
+
+
+def test_the_ledger_writes_what_it_holds(tmp_path: Path) -> None:
+    log = Log(tmp_path / "ledger.jsonl")
+    ledger = Ledger(log)
+    first = Message({"w": torch.zeros(2, 3), 'n\u00ef"': torch.zeros((), dtype=torch.int64)})
+    ledger.enter(1, 'M"0', "h\u00fcb\\", first)
+    ledger.enter(2, "hub", "M0", Message({"w": torch.zeros(2, 3, dtype=torch.float64)}), 3)
+    ledger.enter(2, "hub", "M1", Message({}))
+    log.close()
+    lines = (tmp_path / "ledger.jsonl").read_text().splitlines()
+    assert lines == [json.dumps(record) for record in log.records]
+    assert read(tmp_path / "ledger.jsonl") == log.records
+    one, two, none = ledger.crossings()
+    assert (one.tick, one.source, one.to, one.bytes, one.hops) == (1, 'M"0', "h\u00fcb\\", 32, 1)
+    assert one.tensors[0] == {"name": "w", "shape": [2, 3], "dtype": "float32", "bytes": 24}
+    assert [t["bytes"] for t in one.tensors] == [24, 8]
+    assert (two.bytes, two.hops, two.tensors[0]["dtype"]) == (48, 3, "float64")
+    assert (none.bytes, none.tensors) == (0, [])
 
 
 def test_ledger_sums() -> None:

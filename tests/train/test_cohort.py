@@ -510,3 +510,18 @@ def test_one_node_that_cannot_be_stacked_is_not_tried_again(
         trainer.train([Job(there, LONG, ())])
     trainer.train([Job(there, LONG, ())])
     assert tried == [1]
+
+
+def test_a_stack_kept_for_later_finds_parameters_that_have_moved() -> None:
+    alone, stacked = nodes([8, 8]), nodes([8, 8])
+    each, kept = phase(), cohort.Kept()
+    for time in range(2):
+        for one in alone:
+            fit(one, each, "path", time)
+        fit_cohort([Job(n, each, ("path", time)) for n in stacked], kept=kept)
+        for p in (p for n in stacked for p in n.model.net.parameters()):
+            p.data = p.data.clone()  # as `net.to` does
+    assert len(kept) == 1
+    for one, other in zip(alone, stacked, strict=True):
+        for name, value in one.model.state().items():
+            torch.testing.assert_close(other.model.state()[name], value, rtol=1e-5, atol=1e-6)

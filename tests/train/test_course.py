@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from polyfed.core.phase import (
 )
 from polyfed.errors import ConfigError
 from polyfed.random import ambient, stream
+from polyfed.train.course import Course, batch_sizes
 from polyfed.train.loop import fit
 
 
@@ -190,3 +192,25 @@ def test_squared_error() -> None:
     torch.testing.assert_close(got, (out - targets).square().sum(1) / 2)
     with pytest.raises(ConfigError, match="needs labels or targets"):
         SquaredError()(one.model, x, None)
+
+
+def test_cuts_say_all_of_the_sizes() -> None:
+    found: dict[tuple[int, ...], tuple[int, list[int]]] = {}
+    for n, size, first in product(range(1, 12), range(1, 6), range(4)):
+        for pairs, drop_last in product((False, True), repeat=2):
+            one = Node("N", memory={"walk/train": torch.tensor([0, first])})
+            phase = Phase(
+                label="p",
+                objective=cross_entropy,
+                steps=1,
+                batch=size,
+                walk=True,
+                drop_last=drop_last,
+            )
+            course = Course(one, phase, n, ("path",), pairs=pairs)
+            assert course.widest == max(course.sizes)
+            start = first if first < len(course.sizes) else 0
+            sizes = batch_sizes(n, min(n, size), pairs=pairs)
+            assert course.sizes == (sizes[:-1] if drop_last and sizes[-1] < sizes[0] else sizes)
+            assert found.setdefault(course.cuts, (start, course.sizes)) == (start, course.sizes)
+    assert len(set(map(repr, found.values()))) == len(found)

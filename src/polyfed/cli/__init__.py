@@ -6,6 +6,7 @@ complete   shell completion of names
 dynamic    options that come from the dataclasses of methods and tasks
 report     a page about runs, as a file or live
 peer       across machines, and on a simulated network
+flower     across machines on Flower: a hub, and nodes
 reproduce  the papers' tables and figures
 config     runs written in files, and the schema of those
 new        files to begin with: a method, a site
@@ -16,6 +17,7 @@ Nothing heavy is imported before a line names a method or a task: `polyfed --hel
 """
 
 from polyfed.cli import config as config
+from polyfed.cli import flower as flower
 from polyfed.cli import new as new
 from polyfed.cli import peer as peer
 from polyfed.cli import report as report

@@ -1,4 +1,4 @@
-"""`polyfed reproduce` and `polyfed experiments`: the papers' tables and figures."""
+"""`polyfed reproduce`, `experiments` and `contests`: papers' tables, and who wins where."""
 
 from __future__ import annotations
 
@@ -15,7 +15,15 @@ if TYPE_CHECKING:
     from polyfed.experiments.experiment import Experiment
     from polyfed.experiments.results import Results
 
-ExperimentName = Annotated[str, typer.Argument(help="see: polyfed experiments", metavar="NAME")]
+ExperimentName = Annotated[
+    str | None, typer.Argument(help="see: polyfed experiments", metavar="NAME")
+]
+Every = Annotated[
+    bool, typer.Option("--all", help="all of them, one after the other, whatever comes of each")
+]
+Resumed = Annotated[
+    bool, typer.Option("--resume", help="with --all: leave out those that are finished there")
+]
 DataFolder = Annotated[Path | None, typer.Option("--data", help="folder with the published files")]
 IsQuick = Annotated[
     bool, typer.Option("--quick", help="a small version, minutes on a laptop; says what it scaled")
@@ -28,26 +36,36 @@ Only = Annotated[
     list[str] | None,
     typer.Option("--only", help="cells whose name begins so, such as a data set; may be repeated"),
 ]
+Jobs = Annotated[int, typer.Option("--jobs", help="how many processes share the work")]
 WritePages = Annotated[
     bool, typer.Option("--pages", help="write index.md and every page again, from the summaries")
 ]
+Contests = Annotated[
+    list[str] | None, typer.Argument(help="which; else all", metavar="[CONTEST]...")
+]
+Trials = Annotated[int, typer.Option("--trials", help="settings tried for each method")]
+Tests = Annotated[int, typer.Option("--seeds", help="federations that each is tested on")]
+Held = Annotated[Path, typer.Option("--out", help="where to write; what is finished there is kept")]
 Out = Annotated[Path, typer.Option("--out", help="where to write; finished runs there are kept")]
 
 
 @app.command("reproduce", cls=Command)
 def reproduce_command(
-    name: ExperimentName,
+    name: ExperimentName = None,
+    every: Every = False,
     data: DataFolder = None,
     quick: IsQuick = False,
     seeds: HowMany = None,
     rounds: Rounds = None,
     only: Only = None,
+    resume: Resumed = False,
     device: Device = "cpu",
+    jobs: Jobs = 1,
     out: Out = Path("results"),
     as_json: AsJson = False,
     progress: Shown = None,
 ) -> None:
-    """Run a table or figure of a paper, in its setting, and judge it.
+    """Run a table or figure of a paper, in its setting, and judge it; or all of them.
 
     An interrupted experiment goes on when the same command is given again.
 
@@ -58,23 +76,59 @@ def reproduce_command(
     from polyfed.experiments.results import folder_of
     from polyfed.options import parse_seeds
 
-    experiment = experiments.load(name)
+    _agree(name, every, only, resume)
+    settings: Any = {
+        "data": data,
+        "out": out,
+        "quick": quick,
+        "seeds": None if seeds is None else parse_seeds(seeds),
+        "rounds": rounds,
+        "device": device,
+        "jobs": jobs,
+        "progress": progress,
+    }
     try:
-        results = reproduce(
-            experiment,
-            data=data,
-            out=out,
-            quick=quick,
-            seeds=None if seeds is None else parse_seeds(seeds),
-            rounds=rounds,
-            only=only or (),
-            device=device,
-            progress=progress,
-        )
+        if name is None:
+            _reproduce_all(settings, resume, as_json)
+            return
+        experiment = experiments.load(name)
+        results = reproduce(experiment, only=only or (), **settings)
     except KeyboardInterrupt as error:
         typer.echo("interrupted; the same command goes on from here", err=True)
         raise typer.Exit(130) from error
     _show(results, folder_of(experiment, out, quick), as_json)
+
+
+def _agree(name: str | None, every: bool, only: list[str] | None, resume: bool) -> None:
+    from polyfed.errors import ConfigError
+
+    if every == (name is not None):
+        raise ConfigError("reproduce: name one experiment (see: polyfed experiments), or --all.")
+    if every and only:
+        raise ConfigError("--only chooses cells of one experiment: name it instead of --all.")
+    if resume and not every:
+        raise ConfigError("--resume belongs to --all: an experiment by itself always goes on.")
+
+
+def _reproduce_all(settings: dict[str, Any], resume: bool, as_json: bool) -> None:
+    """Everything; the exit code is 1 if something failed."""
+    from dataclasses import asdict
+
+    from polyfed import experiments
+    from polyfed.experiments.series import reproduce_all, table
+
+    attempts = reproduce_all(
+        experiments.every().values(),
+        resume=resume,
+        shown=lambda attempt: typer.echo(attempt, err=True),
+        **settings,
+    )
+    if as_json:
+        typer.echo(json.dumps([asdict(attempt) for attempt in attempts], indent=2))
+    else:
+        typer.echo(table(attempts))
+    if any(attempt.state == "failed" for attempt in attempts):
+        raise typer.Exit(1)
 
 
 def _show(results: Results, folder: Path, as_json: bool) -> None:
@@ -111,11 +165,59 @@ def experiments_command(
 
     if write:
         typer.echo(f"written: {len(write_pages(out))} pages, {out / 'index.md'}", err=True)
+        _write_wins(out)
     found = [_about(experiment, out) for experiment in experiments.every().values()]
     if not as_json:  # narrow enough for a terminal
         for entry in found:
             entry["what_it_shows"] += f" ({entry.pop('paper')})"
     show.listing(found, as_json)
+
+
+def _write_wins(out: Path) -> None:
+    """The page of the contests, where there is a summary of them."""
+    from polyfed.experiments import plot
+    from polyfed.studies import wins, wins_page
+
+    if (out / wins.SUMMARY).exists():
+        typer.echo(f"written: {wins_page.write(out, draw=plot.is_available())}", err=True)
+
+
+@app.command("contests", cls=Command)
+def contests_command(
+    names: Contests = None,
+    data: DataFolder = None,
+    trials: Trials = 8,
+    seeds: Tests = 10,
+    out: Held = Path("contests"),
+) -> None:
+    """Let methods meet: each tuned with the same budget, then all tested alike.
+
+    It takes hours; given again, it goes on where it stopped.
+
+    Example: polyfed contests --data ~/data --out contests
+    """
+    from polyfed.errors import UnknownNameError
+    from polyfed.studies.contests import CONTESTS
+    from polyfed.studies.wins import hold
+
+    known = {contest.name: contest for contest in CONTESTS}
+    for name in names or ():
+        if name not in known:
+            raise UnknownNameError("contest", name, known)
+    chosen = [known[name] for name in names or known]
+    try:
+        hold(
+            out,
+            data=data,
+            trials=trials,
+            seeds=seeds,
+            contests=chosen,
+            shown=lambda text: typer.echo(text, err=True),
+        )
+    except KeyboardInterrupt as error:
+        typer.echo("interrupted; the same command goes on from here", err=True)
+        raise typer.Exit(130) from error
+    _write_wins(out)
 
 
 def _about(experiment: Experiment, out: Path) -> dict[str, Any]:

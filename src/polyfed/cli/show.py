@@ -109,7 +109,8 @@ def _run_texts(done: Run, config: Mapping[str, Any], fully: bool) -> list[str]:
     title = f"{done.method} on {on}, seed {config['settings']['seed']}"
     first = table.run_table(done, title) if done.accuracy else "No accuracy yet."
     sent = table.sent_table(done) if fully else ""
-    return [first, table.utilities_table(done), sent, table.faults_line(done)]
+    lines = [table.privacy_line(done), table.faults_line(done)]
+    return [first, table.utilities_table(done), sent, *lines]
 
 
 def _state(where: Path, is_done: bool, done: str) -> str:

@@ -64,6 +64,15 @@ class Message:
         """Payload in bytes: the tensors' own, as the ledger counts them."""
         return sum(t.numel() * t.element_size() for t in self.tensors.values())
 
+    def about(self, topic: str) -> Message:
+        """What belongs to a topic; of a message that was looked at, it need not be again."""
+        if not topic:
+            return self
+        part = Message(about(self.tensors, topic))
+        if self.__dict__.get("_not_finite") == "":
+            part.__dict__["_not_finite"] = ""
+        return part
+
     def to_bytes(self) -> bytes:
         """The message as safetensors."""
         from safetensors.torch import save
@@ -79,25 +88,28 @@ class Message:
         from safetensors.torch import load
 
         try:
-            return cls(load(raw))
-        except (SafetensorError, KeyError) as error:  # KeyError: a dtype that torch has not
-            raise MessageError(f"these {len(raw)} bytes are not a message: {error}") from error
+            message = cls(load(raw))
+        except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            # KeyError: a dtype that torch has not; the others: sizes that no tensor has
+            why = str(error).partition("\n")[0]
+            raise MessageError(f"these {len(raw)} bytes are not a message: {why}") from error
+        for name, tensor in message.tensors.items():
+            if tensor.dtype == torch.bool and bool((tensor.view(torch.uint8) > 1).any()):
+                raise MessageError(f"'{name}' is neither true nor false")
+        return message
 
     def check(self, expected: Spec) -> None:
         """Raise MessageError unless the message is exactly what `expected` announces."""
-        missing, extra = (
-            expected.keys() - self.tensors.keys(),
-            self.tensors.keys() - expected.keys(),
-        )
-        if missing or extra:
+        got = self.tensors
+        if expected.keys() != got.keys():
+            missing, extra = expected.keys() - got.keys(), got.keys() - expected.keys()
             raise MessageError(
                 f"tensors missing: {_names(missing)}; not announced: {_names(extra)}"
             )
         for name, spec in expected.items():
-            tensor = self.tensors[name]
-            got = TensorSpec.of(tensor)
-            if (got.shape, got.dtype) != (spec.shape, spec.dtype):
-                raise MessageError(f"'{name}' is {got}, expected {spec}")
+            tensor = got[name]
+            if tensor.shape != spec.shape or tensor.dtype != spec.dtype:
+                raise MessageError(f"'{name}' is {TensorSpec.of(tensor)}, expected {spec}")
             if spec.least is not None and bool((tensor < spec.least).any()):
                 raise MessageError(
                     f"'{name}' holds {float(tensor.min()):g}, expected at least {spec.least:g}"
@@ -124,9 +136,12 @@ def look_at(messages: Iterable[Message]) -> None:
     """
     real = [m for m in messages if not any(t.is_complex() for t in m.tensors.values())]
     sums = [(m, t.sum()) for m in real for t in m.tensors.values() if t.is_floating_point()]
-    if not sums or any(total.device != sums[0][1].device for _, total in sums):
+    if len({total.device for _, total in sums}) != 1:
         return
-    is_finite = torch.stack([total.double() for _, total in sums]).isfinite().tolist()
+    totals = [total for _, total in sums]
+    if any(total.dtype != totals[0].dtype for total in totals):
+        totals = [total.double() for total in totals]
+    is_finite = torch.stack(totals).isfinite().tolist()
     doubtful = {id(m) for (m, _), fine in zip(sums, is_finite, strict=True) if not fine}
     for message, _ in sums:
         if id(message) not in doubtful:

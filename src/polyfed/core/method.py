@@ -17,7 +17,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from polyfed import check
+from polyfed.core.guard import Guard
 from polyfed.core.message import Message, Spec
 from polyfed.core.node import Name, Node
 from polyfed.core.phase import (
@@ -42,12 +45,14 @@ class Method(ABC):
         optimiser: sgd, adam or adamw.
         momentum: of sgd.
         weight_decay: L2 weight decay.
+        guard: privacy tools for messages: clip=1,noise=0.5 or compress=int8 or secure.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
     topologies: ClassVar[tuple[str, ...]] = ("star",)  # the first is the default
     hub_trains: ClassVar[bool] = False  # a node called as the hub is: its data and model
+    averages: ClassVar[bool] = False  # a place uses nothing but the (weighted) mean of messages
 
     rounds: int = 10
     batch: float = 32
@@ -55,11 +60,13 @@ class Method(ABC):
     optimiser: OptimiserName = "adam"
     momentum: float = 0.0
     weight_decay: float = 0.0
+    guard: str | None = None
 
     def __post_init__(self) -> None:
         check.at_least(self, "rounds", 0)
         check.positive(self, "batch")
         self._optimiser()
+        Guard.parse(self.guard)
 
     def prepare(self, nodes: Sequence[Node]) -> Sequence[Node]:
         """The federation the method works on; almost always the one it is given."""
@@ -88,6 +95,14 @@ class Method(ABC):
     def send(self, node: Node) -> Message:
         """What leaves the node, and nothing else does."""
         return Message({})
+
+    def known(self, node: Node) -> Mapping[str, Tensor]:
+        """What a message would hold if the node had not looked at its data, where that is told.
+
+        A guard that clips bounds how far a message goes from there.
+        """
+        state = node.model.state()
+        return {name: state[name] for name in self.sends(node) if name in state}
 
     def topics(self, nodes: Sequence[Node]) -> Mapping[str, tuple[Name, ...]]:
         """What is spoken about apart, and by whom; empty if a message is one whole.

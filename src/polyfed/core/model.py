@@ -8,6 +8,7 @@ modules (a flatten, a pooling) belongs to the part before it.
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import EllipsisType
@@ -146,9 +147,7 @@ class Model:
 
     def names(self, *parts: str) -> list[str]:
         """Names of the parameters and buffers of these parts (of all, if none is given)."""
-        self._check_parts(parts)
-        wanted = {n for p in (parts or self.parts) for n in self._names[p]}
-        return [name for name in self.net.state_dict() if name in wanted]
+        return list(self._stored(parts))
 
     def parameters(self, *parts: str) -> list[nn.Parameter]:
         """The trainable parameters of these parts (of all, if none is given)."""
@@ -162,14 +161,12 @@ class Model:
             parts: names of parts.
             copied: a copy; else the tensors themselves, for those who only read them at once.
         """
-        everything = self.net.state_dict()
-        chosen = {name: everything[name].detach() for name in self.names(*parts)}
+        chosen = self._stored(parts)
         return {name: t.clone() for name, t in chosen.items()} if copied else chosen
 
     def spec(self, *parts: str) -> Spec:
         """Names, shapes and dtypes of what `state` returns."""
-        everything = self.net.state_dict()
-        return {name: TensorSpec.of(everything[name]) for name in self.names(*parts)}
+        return {name: TensorSpec.of(t) for name, t in self._stored(parts).items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Copy values into the parameters and buffers they name; the others stay."""
@@ -215,7 +212,17 @@ class Model:
 
     def copy(self) -> Model:
         """An independent copy with the same values."""
-        return Model(copy.deepcopy(self.net), self.parts, self.precision)
+        hooks = (v for m in self.net.modules() for v in vars(m).values() if type(v) is OrderedDict)
+        known = {id(each): OrderedDict[Any, Any]() for each in hooks if not each}
+        twin = copy.copy(self)
+        twin.net, twin.parts = copy.deepcopy(self.net, known), dict(self.parts)
+        return twin
+
+    def _stored(self, parts: Iterable[str]) -> dict[str, Tensor]:
+        """The parameters and buffers of these parts (of all, if none is given) themselves."""
+        self._check_parts(parts)
+        wanted = {n for p in (parts or self.parts) for n in self._names[p]}
+        return {name: t for name, t in self.net.state_dict().items() if name in wanted}
 
     def _modules(self, part: str) -> Iterator[nn.Module]:
         known = dict(self.net.named_modules(remove_duplicate=False))

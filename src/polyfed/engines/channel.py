@@ -13,10 +13,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from polyfed.core.node import Name
-from polyfed.engines.wire import ACK, DATA, PIECE, Frame, Parcel, cut
+from polyfed.engines.wire import ACK, PIECE, Frame, Parcel, cut
 from polyfed.errors import MessageError
 
 _OPEN_PARCELS = 64  # that one sender may have begun and not finished
+_SETTLED = 100_000  # parcels of one sender that came while it waits for an earlier one
 _BYTES_A_SECOND = 1e6  # a slow line, for how long to wait before a parcel is sent again
 
 Piece = bytes | memoryview
@@ -32,13 +33,21 @@ class _Posted:
 
 
 @dataclass
+class _Begun:
+    """A parcel of which some pieces have arrived."""
+
+    count: int
+    pieces: dict[int, Piece] = field(default_factory=dict)
+
+
+@dataclass
 class _Heard:
     """What a receiver remembers about one life of one sender."""
 
     born: int = -1
     floor: int = 0
     settled: set[int] = field(default_factory=set)
-    begun: dict[int, dict[int, Piece]] = field(default_factory=dict)
+    begun: dict[int, _Begun] = field(default_factory=dict)
     held: int = 0
 
 
@@ -164,13 +173,17 @@ class Channel:
 
     def _add(self, heard: _Heard, frame: Frame) -> list[Piece] | None:
         """Keep a piece; the parcel, once it is whole."""
-        if frame.kind != DATA or frame.count * len(frame.piece) > self._largest + self._piece:
+        size = frame.count * max(len(frame.piece), self._piece)
+        if size > self._largest + 2 * self._piece:
             raise MessageError(
                 f"a parcel of {frame.count} pieces is larger than {self._largest} bytes"
             )
-        if frame.count == 1:
-            return [frame.piece]
-        pieces = heard.begun.setdefault(frame.number, {})
+        if len(heard.settled) >= _SETTLED:
+            raise MessageError(f"{_SETTLED} parcels after one that never came")
+        begun = heard.begun.setdefault(frame.number, _Begun(frame.count))
+        if begun.count != frame.count:
+            raise MessageError(f"a parcel of {begun.count} pieces, and of {frame.count}")
+        pieces = begun.pieces
         if frame.index not in pieces:
             heard.held += len(frame.piece)
             pieces[frame.index] = frame.piece
@@ -180,7 +193,7 @@ class Channel:
         if len(pieces) < frame.count:
             return None
         _drop(heard, frame.number)
-        return [pieces[i] for i in sorted(pieces)]
+        return [pieces[i] for i in range(frame.count)]
 
 
 def _settle(heard: _Heard, floor: int) -> None:
@@ -193,4 +206,5 @@ def _settle(heard: _Heard, floor: int) -> None:
 
 
 def _drop(heard: _Heard, number: int) -> None:
-    heard.held -= sum(map(len, heard.begun.pop(number, {}).values()))
+    begun = heard.begun.pop(number, None)
+    heard.held -= 0 if begun is None else sum(map(len, begun.pieces.values()))

@@ -23,8 +23,11 @@ from polyfed.core.node import Name, Node
 from polyfed.core.topology import Topology
 from polyfed.engines.gate import check_federation
 from polyfed.errors import ConfigError, DataError, MessageError, PolyfedError, UnknownNameError
+from polyfed.methods._guard import guarded
 
 Card = dict[str, Any]
+_PARTS = 100_000  # modules that a card may describe
+_MOST = 1 << 48  # what a card can name: sizes of tensors, and their least values
 _DTYPES = {str(d): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
 
 
@@ -75,6 +78,12 @@ class Charter:
             )
         if not has_places and self.host is not None:
             raise ConfigError(f"the topology {self.topology.name} has no place for a host.")
+        guarded(self.method, self.topology)
+
+    @cached_property
+    def guarded(self) -> Method:
+        """The method as it is played: with its guard."""
+        return guarded(self.method, self.topology)[0]
 
     @cached_property
     def parties(self) -> tuple[Name, ...]:
@@ -89,7 +98,8 @@ class Charter:
         """The topology among all nodes, once all have told about themselves."""
         _check_public(roster)
         nodes = [_stand_in(name, roster[name]) for name in sorted(self.nodes)]
-        return self.topology.joined(self.seed, self.nodes, self.method.topics(nodes))
+        topology = guarded(self.method, self.topology)[1]
+        return topology.joined(self.seed, self.nodes, self.method.topics(nodes))
 
     def enter(self, name: Name, node: Node | None, device: torch.device) -> Node | None:
         """The node as the method prepares it; raises where the method cannot work so."""
@@ -101,14 +111,14 @@ class Charter:
             raise ConfigError(f"party {name} is a node: it needs data and a network.")
         check_federation([node])
         alike = [replace(node, name=each, seed=self.seed) for each in sorted(self.nodes)]
-        made = {each.name: each for each in self.method.prepare(alike)}
+        made = {each.name: each for each in self.guarded.prepare(alike)}
         if name not in made:
             raise ConfigError(
                 f"{self.method.name} puts the data of all nodes in one place: it cannot run across "
                 "machines. It is a control for comparisons in one process."
             )
         if not self.method.hub_trains:
-            self.method.check(list(made.values()))
+            self.guarded.check(list(made.values()))
         return made[name].working_copy(self.seed, device, {})
 
     def card(self, node: Node | None) -> Card:
@@ -117,7 +127,7 @@ class Charter:
             return {}
         public = node.data.get("public")
         card: Card = {
-            "sends": plain(self.method.sends(node)),
+            "sends": plain(self.guarded.sends(node)),
             "public": None if public is None else public.fingerprint(),
         }
         if type(self.method).topics is not Method.topics:
@@ -154,23 +164,27 @@ def plain(spec: Spec) -> dict[str, Any]:
 def read_spec(raw: Any) -> Spec:
     """Read what `plain` made; anything else is refused."""
     try:
-        found = {
-            str(name): TensorSpec(tuple(map(int, shape)), _DTYPES[dtype], least)
-            for name, (shape, dtype, least) in raw.items()
-        }
-        if any(size < 0 for spec in found.values() for size in spec.shape):
-            raise ValueError("a size below zero")
-        return found
+        return {str(name): _read_tensor(*each) for name, each in raw.items()}
     except (AttributeError, TypeError, ValueError, KeyError) as error:
         raise MessageError(f"not an announcement: {error!r}") from error
+
+
+def _read_tensor(shape: Any, dtype: Any, least: Any) -> TensorSpec:
+    if not isinstance(shape, list) or any(type(n) is not int or not 0 <= n < _MOST for n in shape):
+        raise ValueError(f"no shape: {shape!r}")
+    if least is not None and (type(least) not in (int, float) or abs(least) > _MOST):
+        raise ValueError(f"no least value: {least!r}")
+    return TensorSpec(tuple(shape), _DTYPES[dtype], least)
 
 
 def _stand_in(name: Name, card: Card) -> Node:
     """A node with the shapes that a card tells of, and nothing in it."""
     if "shapes" not in card:
         return Node(name)
-    net = nn.Module()
-    for path, spec in read_spec(card["shapes"]).items():
+    net, shapes = nn.Module(), read_spec(card["shapes"])
+    if sum(path.count(".") + 1 for path in shapes) > _PARTS:
+        raise MessageError(f"a card of a network of more than {_PARTS} modules")
+    for path, spec in shapes.items():
         owner = net
         *above, leaf = path.split(".")
         for step in above:

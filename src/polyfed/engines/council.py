@@ -52,7 +52,7 @@ class Council(Seat):
             n for n in missing & self._reports.keys() if self._reports[n].born != self._given[n]
         }
         if held.round > self.rounds:
-            self._end(held, missing, reborn, now)
+            self._end(held, present, reborn, now)
         elif doubtful & set(held.members):
             return  # whoever is gone may be back in a moment
         elif not missing:
@@ -83,15 +83,22 @@ class Council(Seat):
             for other in sorted(missing):
                 self._tell(other, "spare", attempt=list(held.attempt), name=name)
 
-    def _end(self, held: Decision, missing: set[Name], reborn: set[Name], now: float) -> None:
-        """The end is over when all have played it, or enough, and the others stay away."""
+    def _end(self, held: Decision, present: set[Name], reborn: set[Name], now: float) -> None:
+        """The end is over when all have played it, or enough, and the others stay away.
+
+        If those who stay away leave too few, it is played again, with whoever has come since.
+        """
         for name in sorted(reborn):
             self._give(name, held)
         lost = {n for n, since in self._gone.items() if now >= since + LINGER * self.grace}
-        if not (missing - lost) and self.is_enough(self._done) and not self.is_over:
-            self._over = held.attempt
-            for name in sorted(set(held.members) - {self.me}):
-                self._tell(name, "over", attempt=list(held.attempt))
+        if set(held.members) - self._done - lost or self.is_over:
+            return
+        if not self.is_enough(self._done):
+            self._again(held, present)
+            return
+        self._over = held.attempt
+        for name in sorted(set(held.members) - {self.me}):
+            self._tell(name, "over", attempt=list(held.attempt))
 
     @property
     def _mine(self) -> Decision | None:

@@ -11,6 +11,7 @@ from polyfed.errors import MessageError
 
 Attempt = tuple[int, int]  # ballot, number: which decision
 Note = dict[str, Any]
+MOST = 1 << 60  # no ballot and no number is ever as large
 
 
 @dataclass(frozen=True)
@@ -51,14 +52,16 @@ class Decision:
     def read(cls, plain: Any, names: Sequence[Name]) -> Decision:
         """Read what `plain` made; anything else is refused."""
         try:
-            log = tuple(Settled((int(b), int(n)), _known(who, names)) for b, n, who in plain["log"])
-            b, n = plain["attempt"]
-            found = cls((int(b), int(n)), int(plain["round"]), _known(plain["members"], names), log)
+            log = tuple(
+                Settled(read_attempt([b, n]), _known(who, names)) for b, n, who in plain["log"]
+            )
+            attempt, number = read_attempt(plain["attempt"]), plain["round"]
+            members = _known(plain["members"], names)
         except (TypeError, ValueError, KeyError) as error:
             raise MessageError(f"not a decision: {error!r}") from error
-        if found.round != len(log) + 1:
-            raise MessageError(f"a decision of round {found.round} after {len(log)} rounds")
-        return found
+        if type(number) is not int or number != len(log) + 1:
+            raise MessageError(f"a decision of round {number} after {len(log)} rounds")
+        return cls(attempt, number, members, log)
 
 
 @dataclass
@@ -87,13 +90,10 @@ class Report:
     def read(cls, note: Mapping[str, Any], names: Sequence[Name]) -> Report:
         """Read a hello; anything else is refused."""
         accepted, done, born = note.get("accepted"), note.get("done"), note.get("born")
-        if not isinstance(born, int):
+        if type(born) is not int:
             raise MessageError(f"a hello without a life: {born!r}")
         held = None if accepted is None else Decision.read(accepted, names)
-        try:
-            finished = None if done is None else (int(done[0]), int(done[1]))
-        except (TypeError, ValueError, LookupError) as error:
-            raise MessageError(f"a hello that has done {done!r}") from error
+        finished = None if done is None else read_attempt(done)
         roster = note.get("roster")
         cards = read_roster(roster, names) if roster else {}
         lacks = read_names(note.get("lacks", []), names)
@@ -113,9 +113,18 @@ def read_roster(plain: Any, names: Sequence[Name]) -> dict[Name, Any]:
 def read_count(note: Mapping[str, Any]) -> int:
     """Which of its sender's notes this is."""
     count = note.get("count")
-    if not isinstance(count, int):
+    if type(count) is not int:
         raise MessageError(f"a note without a count: {count!r}")
     return count
+
+
+def read_attempt(plain: Any) -> Attempt:
+    """A ballot and a number; anything else is refused."""
+    if not isinstance(plain, list) or [type(each) for each in plain] != [int, int]:
+        raise MessageError(f"not an attempt: {plain!r}")
+    if not all(0 <= each < MOST for each in plain):
+        raise MessageError(f"attempt {plain} is out of range")
+    return plain[0], plain[1]
 
 
 def read_names(plain: Any, names: Sequence[Name]) -> set[Name]:

@@ -32,6 +32,7 @@ from polyfed.core.topology import Meeting, State, Topology
 from polyfed.engines.gate import check_federation
 from polyfed.engines.progress import Progress
 from polyfed.errors import ConfigError, MessageError, UnknownNameError
+from polyfed.methods._guard import guarded
 from polyfed.record import Recorder
 from polyfed.record.checkpoint import Checkpoint
 from polyfed.train.loop import Fitted
@@ -98,6 +99,7 @@ class LocalEngine:
         *,
         owned: bool = False,
     ) -> None:
+        method, topology = guarded(method, topology)
         hubs = [n for n in nodes if method.hub_trains and n.name in topology.places]
         parties = [n for n in nodes if not any(n is hub for hub in hubs)]
         check_federation([*parties, *(hub for hub in hubs if "train" in hub.data)])
@@ -188,12 +190,17 @@ class LocalEngine:
 
     def _meet(self, meetings: Sequence[Meeting]) -> Steps[None]:
         """All send, then all meetings combine, then all receive."""
-        said: dict[Name, Message] = {}
+        names = sorted({name for meeting in meetings for name in meeting.sources})
+        nodes = {name: self.nodes[name] for name in names}
+        said = {n: (self.method.send(node), self.method.sends(node)) for n, node in nodes.items()}
+        look_at(message for message, _ in said.values())
         arrived = [(meeting, self._collect(meeting, said)) for meeting in meetings]
-        heard: list[tuple[Node, Message]] = []
+        answers: list[tuple[Meeting, Mapping[Name, Message]]] = []
         for meeting, got in arrived:
             if got:
-                heard += yield from self._combine(meeting, got)
+                answers.append((meeting, (yield from self._combine(meeting, got))))
+        look_at({id(m): m for _, replies in answers for m in replies.values()}.values())
+        heard = [each for meeting, replies in answers for each in self._hear(meeting, replies)]
         while heard:  # who hears several times, listens to one after the other
             now, later, busy = list[tuple[Node, Message]](), list[tuple[Node, Message]](), set()
             for node, message in heard:
@@ -202,33 +209,33 @@ class LocalEngine:
             yield from self._train("receive", ((n, self.method.receive(n, m)) for n, m in now))
             heard = later
 
-    def _collect(self, meeting: Meeting, said: dict[Name, Message]) -> dict[Name, Message]:
-        sent: dict[Name, tuple[Message, Spec]] = {}
+    def _collect(
+        self, meeting: Meeting, said: Mapping[Name, tuple[Message, Spec]]
+    ) -> dict[Name, Message]:
+        """What arrives at a meeting, of what was said."""
+        got = {}
         for name in sorted(meeting.sources):
-            node = self.nodes[name]
-            if name not in said:
-                said[name] = self.method.send(node)
-            message, spec = said[name], self.method.sends(node)
-            if meeting.topic:
-                message = Message(about(message.tensors, meeting.topic))
-                spec = about(spec, meeting.topic)
-            sent[name] = message, spec
-        look_at(message for message, _ in sent.values())
-        return {
-            name: message
-            for name, (message, spec) in sent.items()
-            if self._crosses(name, meeting.at, message, spec, meeting.hops)
-        }
+            message, spec = said[name][0].about(meeting.topic), about(said[name][1], meeting.topic)
+            if self._crosses(name, meeting.at, message, spec, meeting.hops):
+                got[name] = message
+        return got
 
-    def _combine(
-        self, meeting: Meeting, got: dict[Name, Message]
-    ) -> Steps[list[tuple[Node, Message]]]:
+    def _combine(self, meeting: Meeting, got: dict[Name, Message]) -> Steps[Mapping[Name, Message]]:
         place = self.nodes.get(meeting.at) or self.places.setdefault(
             meeting.at, Node(meeting.at, seed=self.settings.seed)
         )
         yield from self._train("gather", [(place, self.method.gather(place, got))])
-        replies = self.method.combine(place, got, [n for n in meeting.to if n in self.nodes])
-        look_at({id(reply): reply for reply in replies.values()}.values())
+        try:
+            return self.method.combine(place, got, [n for n in meeting.to if n in self.nodes])
+        except MessageError as error:
+            record = {"tick": self._tick, "node": meeting.at, "fault": "messages do not meet"}
+            self.recorder.faults.append(record | {"why": str(error)})
+            return {}
+
+    def _hear(
+        self, meeting: Meeting, replies: Mapping[Name, Message]
+    ) -> list[tuple[Node, Message]]:
+        """What arrives of a meeting's replies."""
         heard = []
         for name in sorted(replies):
             node, reply = self.nodes[name], replies[name]

@@ -17,6 +17,7 @@ or finished before puts the state back to where that round begins.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,13 +28,16 @@ from polyfed.engines.council import Council
 from polyfed.engines.decision import Attempt, Decision
 from polyfed.engines.mail import Mail
 from polyfed.engines.player import Await, Player, Said, Steps, Work
+from polyfed.engines.privacy import summary
 from polyfed.engines.seat import CONTROL
-from polyfed.engines.store import Point, Store
+from polyfed.engines.store import Kept, Point, Store
 from polyfed.engines.wire import PIECE, pack, unpack
 from polyfed.errors import MessageError
 from polyfed.record import Recorder
 
 _ROUND = "round"  # what the messages of a round are posted as
+_FAULTS = 1000  # that are recorded of one party in a life
+_LONGEST = 500  # letters of what is recorded
 
 
 class Party:
@@ -58,9 +62,9 @@ class Party:
         *,
         piece: int = PIECE,
     ) -> None:
-        facts = store.facts()
+        kept = Kept.read(store.facts(), charter)
         self.charter, self.name, self.store, self.recorder = charter, name, store, recorder
-        self.born = int(facts.get("born", 0)) + 1
+        self.born = kept.born + 1
         own = node if name in charter.nodes else None
         self.player = Player(charter.method, charter.topology, own, {}, recorder, self._tell)
         self.mail = Mail(charter, name)
@@ -85,7 +89,7 @@ class Party:
         self._points: list[Point] = []  # states that are saved
         self._standing: Point | None = None  # the one that the nodes are in
         self._pristine: list[Any] = []
-        self._remember(facts)
+        self._remember(kept)
         self.work: Work | None = None
         self.accuracy: dict[Name, float] | None = None
         self.is_alone = False  # it has given up waiting for the others
@@ -95,6 +99,7 @@ class Party:
         self._played: Attempt | None = None
         self._next: Decision | None = None
         self._kept: tuple[Any, ...] = ()
+        self._faults: Counter[Name] = Counter()
         self._now = self._moved = self._begun = 0.0
 
     @property
@@ -216,7 +221,8 @@ class Party:
         ended = self.accuracy is not None and (self.council.is_over or self.is_alone)
         if ended and not self.is_over and self.channel.is_settled():
             done = max(self._points, default=(0, 0, 0))[0]
-            self.recorder.finish({"accuracy": self.accuracy, "rounds": done})
+            loss = summary(self.recorder.metrics.records, self.charter.method.guard)
+            self.recorder.finish({"accuracy": self.accuracy, "rounds": done, **loss})
             self.is_over = True
 
     def _follow(self, decision: Decision, now: float) -> None:
@@ -349,14 +355,11 @@ class Party:
             }
         )
 
-    def _remember(self, facts: Mapping[str, Any]) -> None:
-        if not facts:
-            return
-        held, council = facts["accepted"], self.council
-        council.promised, council.roster = facts["promised"], facts["roster"]
-        council.accepted = None if held is None else Decision.read(held, council.names)
-        council.done = None if facts["done"] is None else (facts["done"][0], facts["done"][1])
-        self._points = [(r, b, n) for r, b, n in facts["points"]]
+    def _remember(self, kept: Kept) -> None:
+        council = self.council
+        council.promised, council.roster = kept.promised, kept.roster
+        council.accepted, council.done = kept.accepted, kept.done
+        self._points = list(kept.points)
 
     def _tell(self, said: Said) -> None:
         """Post a message of this round."""
@@ -381,6 +384,14 @@ class Party:
             self.recorder.metrics.append({"tick": tick, "node": name, "test_accuracy": value})
 
     def _fault(self, node: Name, fault: str, why: str) -> None:
+        """Record what was wrong; of one party not more than a few in a life, whatever it sends."""
+        self._faults[node] += 1
+        if self._faults[node] > _FAULTS:
+            return
+        is_last = self._faults[node] == _FAULTS
+        why = why[:_LONGEST] + ("; more of this party are not recorded" if is_last else "")
         held = self.council.accepted
         tick = 0 if held is None else held.round
-        self.recorder.faults.append({"tick": tick, "node": node, "fault": fault, "why": why})
+        self.recorder.faults.append(
+            {"tick": tick, "node": node, "fault": fault, "why": why[:_LONGEST]}
+        )

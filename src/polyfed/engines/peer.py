@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,7 @@ from polyfed.engines.run import Run, plain
 from polyfed.engines.site import Federation, Site, read_site
 from polyfed.engines.store import FolderStore
 from polyfed.errors import ConfigError
+from polyfed.methods._guard import own_root
 from polyfed.record import Recorder
 from polyfed.record.recorder import read_result
 from polyfed.train.together import Trainer
@@ -39,6 +41,7 @@ _ASKED = ("declare_subscriber", "declare_liveliness_subscriber", "liveliness_que
 _OUT = (*_SAID, *_ASKED, "reply")
 _LAST_WORDS = 0.2  # seconds for what was sent last to leave
 Shown = Callable[[str], None]
+Happened = tuple[str, tuple[Any, ...]]
 
 
 def run_peer(path: str | Path, *, insecure: bool = False, shown: Shown | None = None) -> Run:
@@ -57,6 +60,8 @@ def run_peer(path: str | Path, *, insecure: bool = False, shown: Shown | None = 
     charter = federation.charter()
     made = site.make(federation.seed)
     node = charter.enter(site.name, made, torch_device(site.device))
+    if node is not None and charter.method.guard:
+        own_root(node)
     recorder = _recorder(site, federation, charter)
     try:
         party = Party(charter, site.name, node, FolderStore(recorder), recorder)
@@ -84,11 +89,55 @@ def _recorder(site: Site, federation: Federation, charter: Charter) -> Recorder:
     return Recorder.create(site.folder, config)
 
 
+class Events:
+    """What happens on a link, in order; who brings frames waits while too many bytes lie here.
+
+    Args:
+        most: bytes that may lie here.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._queue: queue.SimpleQueue[tuple[Happened, int]] = queue.SimpleQueue()
+        self._most, self._held, self._is_closed = most, 0, False
+        self._room = threading.Condition()
+
+    def put(self, event: Happened, size: int = 0) -> None:
+        """Add an event; one of some size waits until there is room."""
+        with self._room:
+            if size:
+                self._room.wait_for(lambda: self._is_closed or self._held < self._most)
+            self._held += size
+        self._queue.put((event, size))
+
+    def get(self, timeout: float | None = None) -> Happened:
+        """The next event; raises queue.Empty if there is none in time."""
+        event, size = self._queue.get(timeout=timeout)
+        with self._room:
+            self._held -= size
+            self._room.notify_all()
+        return event
+
+    def empty(self) -> bool:
+        """Whether nothing has happened."""
+        return self._queue.empty()
+
+    def close(self) -> None:
+        """Let nobody wait any more."""
+        with self._room:
+            self._is_closed = True
+            self._room.notify_all()
+
+
 class Link:
     """What a driver needs of a network: a queue of what happens, and a way to send."""
 
-    def __init__(self, send: Callable[[Name, bytes], None], arise: Callable[[int], None]) -> None:
-        self.events: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
+    def __init__(
+        self,
+        send: Callable[[Name, bytes], None],
+        arise: Callable[[int], None],
+        most: int = 1 << 32,
+    ) -> None:
+        self.events = Events(most)
         self.send, self.arise = send, arise
 
 
@@ -173,11 +222,12 @@ def zenoh_link(site: Site, charter: Charter, *, insecure: bool = False) -> Itera
         def arise(born: int) -> None:
             kept.append(session.liveliness().declare_token(f"{root}/alive/{me}/{born}"))
 
-        link = Link(lambda to, frame: publishers[to].put(frame), arise)
+        link = Link(lambda to, frame: publishers[to].put(frame), arise, 2 * charter.largest)
 
         def heard(sample: Any) -> None:
             sender = str(sample.key_expr).rpartition("/")[2]
-            link.events.put(("hear", (sender, sample.payload.to_bytes())))
+            raw = sample.payload.to_bytes()
+            link.events.put(("hear", (sender, raw)), len(raw))
 
         def noticed(sample: Any) -> None:
             *_, name, life = str(sample.key_expr).split("/")
@@ -195,7 +245,10 @@ def zenoh_link(site: Site, charter: Charter, *, insecure: bool = False) -> Itera
         kept.append(
             session.liveliness().declare_subscriber(f"{root}/alive/**", noticed, history=True)
         )
-        yield link
+        try:
+            yield link
+        finally:
+            link.events.close()
 
 
 def _config(config: Any, site: Site, root: str, others: Sequence[Name], *, insecure: bool) -> Any:
@@ -208,6 +261,7 @@ def _config(config: Any, site: Site, root: str, others: Sequence[Name], *, insec
     put("listen/endpoints", list(site.listen))
     put("connect/endpoints", list(site.connect))
     put("scouting/multicast/enabled", False)
+    put("transport/shared_memory/enabled", False)  # peers on one machine talk over TLS, too
     if insecure:
         return config
     own = {"private_key": str(site.key), "certificate": str(site.certificate)}

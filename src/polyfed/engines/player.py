@@ -17,6 +17,8 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from polyfed.core.message import Message, Spec, about
 from polyfed.core.method import Method
 from polyfed.core.node import Name, Node
@@ -25,6 +27,7 @@ from polyfed.core.topology import Meeting, State, Tick, Topology
 from polyfed.engines.decision import Decision
 from polyfed.engines.store import Point
 from polyfed.errors import MessageError, PolyfedError
+from polyfed.methods._guard import guarded
 from polyfed.record import Recorder
 from polyfed.train.loop import Fitted
 from polyfed.train.together import Exam, Trainer
@@ -88,11 +91,12 @@ class Player:
         recorder: Recorder,
         tell: Callable[[Said], None],
     ) -> None:
-        self.method, self.topology, self.node = method, topology, node
+        self.method, self.topology, self.node = guarded(method, topology)[0], topology, node
         self.places, self.recorder, self._tell = dict(places), recorder, tell
         self.heard: dict[Key, tuple[Message, Spec] | MessageError | None] = {}
         self.trained: tuple[int, Point] | None = None  # the round whose first training is done, and
         # from what, while nothing has been heard in it
+        self._unsaid: dict[str, Tensor] = {}  # the node's memory before it said anything in it
         self._tick = 0
         self._visits: Counter[tuple[str, Name]] = Counter()
 
@@ -120,10 +124,12 @@ class Player:
             if self.node is not None and me in tick.active:
                 if is_trained:
                     self._visits["local", self.node.name] += 1
+                    self.node.memory = dict(self._unsaid)
                 else:
                     is_first = not self._visits
                     yield from self._train("local", self.node, self.method.local(self.node))
                     self.trained = trained if is_first else None
+                    self._unsaid = dict(self.node.memory)
                 is_trained = False
             self._say(k, tick.meetings)
             for i, meeting in enumerate(tick.meetings):
@@ -254,7 +260,7 @@ class Player:
             if not self._plays(source) and source != to:
                 self.recorder.ledger.enter(self._tick, source, to, message, hops)
             message.check(expected)
-        except MessageError as error:
+        except (MessageError, RuntimeError) as error:  # torch cannot look at every dtype
             self._fault(source, "message refused", str(error), to=to)
             return None
         return message

@@ -15,6 +15,7 @@ from polyfed.core.method import Method
 from polyfed.core.model import Precision
 from polyfed.core.node import Name, Node
 from polyfed.core.topology import Topology
+from polyfed.engines import privacy
 from polyfed.engines.local import LocalEngine, Settings, Steps, drive
 from polyfed.engines.progress import Progress, suited
 from polyfed.engines.table import Text, run_table
@@ -62,6 +63,11 @@ class Run:
     def seconds(self) -> float:
         """Wall-clock time of pre-training and all rounds."""
         return float(sum(m["seconds"] for m in self.metrics if "seconds" in m))
+
+    @property
+    def epsilon(self) -> Mapping[Name, float]:
+        """Privacy loss of every node whose messages had noise, at the guard's delta."""
+        return privacy.spent(self.metrics, privacy.guard_of(self.config))
 
     def table(self) -> Text:
         """The result as a table to read."""
@@ -258,8 +264,7 @@ def _steps(engine: LocalEngine, point: Checkpoint | None) -> Steps[Run]:
     """A run that is written down as soon as it is over."""
     accuracy = yield from engine.steps(point)
     recorder = engine.recorder
-    recorder.finish({"accuracy": accuracy})
-    return Run(
+    done = Run(
         engine.method.name,
         accuracy,
         recorder.metrics.records,
@@ -270,6 +275,9 @@ def _steps(engine: LocalEngine, point: Checkpoint | None) -> Steps[Run]:
         engine.places,
         engine.config,
     )
+    loss = privacy.summary(recorder.metrics.records, engine.config.get("options", {}).get("guard"))
+    recorder.finish({"accuracy": accuracy, **loss})
+    return done
 
 
 def _settings(

@@ -11,6 +11,7 @@ from typing import Any
 
 from polyfed.core.node import Name
 from polyfed.engines.decision import (
+    MOST,
     Attempt,
     Decision,
     Note,
@@ -171,7 +172,7 @@ class Seat:
         ballot = note.get("ballot")
         if sender not in self._up:
             self._gone[sender] = now  # it was there a moment ago
-        if not isinstance(ballot, int) or not 0 <= ballot < 1 << 60:
+        if type(ballot) is not int or not 0 <= ballot < MOST:
             raise MessageError(f"a note without a ballot: {ballot!r}")
         if ballot < self.promised:
             if note["kind"] != "stale":
@@ -194,6 +195,10 @@ class Seat:
             decision = Decision.read(note.get("decision"), self.names)
             if decision.attempt[0] != ballot:
                 raise MessageError(f"decision {decision.attempt} in ballot {ballot}")
+            if decision.round > self.rounds + 1 or self.me not in decision.members:
+                raise MessageError(f"round {decision.round} with {decision.members}")
+            if not (self.roster or note.get("roster")):
+                raise MessageError("a decision, and nobody has told of the parties")
             self._take(decision, note.get("roster"))
         elif note["kind"] == "done" and self.leader == self.me:
             self._note_done(sender, note.get("attempt"))

@@ -9,17 +9,67 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from polyfed.core.node import Node
-from polyfed.errors import RunError
+from safetensors import SafetensorError
+
+from polyfed.core.node import Name, Node
+from polyfed.engines.charter import Charter, check_card
+from polyfed.engines.decision import Attempt, Decision, read_attempt, read_roster
+from polyfed.errors import MessageError, RunError
 from polyfed.record import Recorder
 from polyfed.record.checkpoint import Checkpoint
 from polyfed.record.files import write_text
 
 Facts = dict[str, Any]
 Point = tuple[int, int, int]  # a state: after which round, and which attempt at it
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a life of a party left to the next.
+
+    Attributes:
+        born: which life that was.
+        promised: the smallest ballot that it followed.
+        accepted: the last decision that it followed.
+        done: the last that it had played to the end.
+        roster: the cards of all.
+        points: the states that it had saved.
+    """
+
+    born: int = 0
+    promised: int = 0
+    accepted: Decision | None = None
+    done: Attempt | None = None
+    roster: dict[Name, Any] = field(default_factory=dict)
+    points: tuple[Point, ...] = ()
+
+    @classmethod
+    def read(cls, facts: Facts, charter: Charter) -> Kept:
+        """Read what a party had written down; nothing is a first life."""
+        if not facts:
+            return cls()
+        try:
+            held, done, roster = facts["accepted"], facts["done"], facts["roster"]
+            cards = read_roster(roster, charter.parties) if roster else {}
+            for name, card in cards.items():
+                check_card(card, is_node=name in charter.nodes)
+            born, promised = read_attempt([facts["born"], facts["promised"]])
+            return cls(
+                born,
+                promised,
+                None if held is None else Decision.read(held, charter.parties),
+                None if done is None else read_attempt(done),
+                cards,
+                tuple(
+                    (*read_attempt([r, b]), read_attempt([b, n])[1]) for r, b, n in facts["points"]
+                ),
+            )
+        except (MessageError, LookupError, TypeError, ValueError) as error:
+            raise RunError(f"what the party kept of its last life is damaged: {error}.") from error
 
 
 @runtime_checkable
@@ -61,7 +111,7 @@ class FolderStore:
             return {}
         try:
             return dict(json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise RunError(f"{path} is damaged: {error}.") from error
 
     def save(self, point: Point, nodes: Sequence[Node]) -> None:
@@ -73,7 +123,10 @@ class FolderStore:
         path = self._path(point)
         if not path.exists():
             raise RunError(f"{path} is gone: the party cannot go on from round {point[0]}.")
-        Checkpoint(point[0], {}, path).load_into(nodes)
+        try:
+            Checkpoint(point[0], {}, path).load_into(nodes)
+        except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise RunError(f"{path} is damaged: {error}.") from error
 
     def drop(self, point: Point) -> None:
         """Remove a checkpoint."""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from polyfed.engines import privacy
 from polyfed.options import as_text
 from polyfed.topologies.tour import order_by_utility
 
@@ -40,6 +41,7 @@ def as_dict(run: Run, config: Mapping[str, Any]) -> dict[str, Any]:
         "seconds": run.seconds,
         "faults": len(run.faults),
         "folder": str(run.folder),
+        **({"epsilon": dict(found)} if (found := run.epsilon) else {}),
     }
 
 
@@ -117,6 +119,11 @@ def faults_line(run: Run) -> str:
     kinds_listed = ", ".join(f"{kind} ({number})" for kind, number in kinds.items())
     where = f"; see {run.folder / 'faults.jsonl'}" if run.folder else ""
     return f"{count(len(run.faults), 'fault')}: {kinds_listed}{where}" if kinds else ""
+
+
+def privacy_line(run: Run) -> str:
+    """How much the messages have told, where that is known; else nothing."""
+    return privacy.told(run.epsilon, privacy.guard_of(run.config))
 
 
 def settings(config: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ checked before memory is spent, and whatever does not fit raises MessageError. N
 from __future__ import annotations
 
 import json
+import math
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -82,6 +83,8 @@ class Frame:
             raise MessageError("a frame has the wrong checksum")
         if index >= count:
             raise MessageError(f"piece {index} of {count}")
+        if floor > number:
+            raise MessageError(f"parcel {number}, where all below {floor} are settled")
         return cls(kind, born, number, floor, index, count, piece)
 
 
@@ -120,9 +123,19 @@ def unpack(pieces: Sequence[bytes | memoryview]) -> tuple[dict[str, Any], bytes]
     if end > len(first):
         first, pieces = b"".join(pieces), pieces[:1]
     try:
-        header = json.loads(bytes(first[_LENGTH.size : end]))
+        header = json.loads(
+            bytes(first[_LENGTH.size : end]), parse_constant=_finite, parse_float=_finite
+        )
     except (ValueError, RecursionError) as error:
         raise MessageError(f"a header that is not JSON: {error}") from error
     if not isinstance(header, dict) or not isinstance(header.get("kind"), str):
         raise MessageError("a header without a kind")
     return header, b"".join((first[end:], *pieces[1:]))
+
+
+def _finite(text: str) -> float:
+    """JSON has no infinity; Python's reader takes it, and 1e999 for it."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is no number")
+    return value

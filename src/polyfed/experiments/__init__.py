@@ -3,9 +3,11 @@
     experiment   what one is: cells x seeds, published numbers, claims, how `--quick` scales it
     runner       run_cells: all cells with all seeds
     reproduce    run, judge, write
+    series       all of them, one after the other
     verdict      the rules by which numbers and orderings are judged
     results      the figures of a finished experiment, and its verdicts
     page, plot   Markdown and pictures, made from `summary.json` alone
+    index, costs the list of all with their states, and what they cost
 
 To add one, write it into the list EXPERIMENTS of its family's file (and a new family into FAMILIES
 below). A figure with a line for each level and a point for each block size is:

@@ -6,6 +6,7 @@ from itertools import groupby
 from pathlib import Path
 
 from polyfed import experiments
+from polyfed.experiments import costs
 from polyfed.experiments.experiment import Experiment
 from polyfed.experiments.page import page
 from polyfed.experiments.results import Results, folder_of, state_of
@@ -18,7 +19,19 @@ Every table and figure of the five papers that `polyfed reproduce` knows, and ho
 some do not. **Undecided**: too few seeds to say. **Partly**: run in a smaller setting, which its
 page names. This page and those behind it are made from the summaries beside them:
 `polyfed experiments --out docs/results --pages`.
+
+[What they cost](costs.md). [When does which method win?](which_wins.md)
 """
+_PAPERS = ("fedlinked", "partial-averaging", "fedfoa", "fedul", "li")
+_NOT_LISTED = {
+    "FedLinked, Table 4.1": "sizes of the splits, which `tests/tasks/test_split.py` checks",
+    "FedLinked, Tables 4.3 and 4.4": "hyper-parameters: see `polyfed.studies.spaces` and the "
+    "recipes of the tasks `cifar10` and `svhn`",
+    "FedLinked, Figures 4.2 and 4.3": "searches of hyper-parameters: `polyfed sweep` draws its own",
+    "FedLinked, Figures 5.3 to 5.7": "maps of representations in the plane: no experiment draws "
+    "them yet",
+    "LI, Table 1, two rows": "Tiny-ImageNet is not at hand",
+}
 
 
 def pages(out: Path) -> dict[Path, str]:
@@ -28,7 +41,7 @@ def pages(out: Path) -> dict[Path, str]:
         folder = folder_of(experiment, out)
         if (folder / "summary.json").exists():
             found[folder / "page.md"] = page(Results.read(folder / "summary.json"))
-    return {**found, out / "index.md": _index(out)}
+    return {**found, out / "index.md": _index(out), out / costs.PAGE: costs.costs(out)}
 
 
 def write_pages(out: Path) -> list[Path]:
@@ -46,12 +59,13 @@ def _index(out: Path) -> str:
         rows = [_row(experiment, out) for experiment in members]
         heads = ["| experiment | what it shows | state | verdicts |", "| --- | --- | --- | --- |"]
         parts.append("\n".join([f"## {family}", "", *heads, *rows, ""]))
-    return "\n".join(parts)
+    listed = [f"- {what}: {where}." for what, where in _NOT_LISTED.items()]
+    return "\n".join([*parts, "## Tables and figures that are not above", "", *listed, ""])
 
 
 def _family(experiment: Experiment) -> str:
-    """The paper's method: the name without its table, figure or section."""
-    return experiment.name.rsplit("-", 1)[0].removesuffix("-table").removesuffix("-figure")
+    """The paper's method, with which the name begins; else the name itself."""
+    return next((paper for paper in _PAPERS if experiment.name.startswith(paper)), experiment.name)
 
 
 def _row(experiment: Experiment, out: Path) -> str:

@@ -66,7 +66,7 @@ def _levels_by_writer() -> Experiment:
         ],
         plot=Lines("blocks", scale="log"),
         evaluate_every=10,
-        quick=quick(rounds=50, task=_FOUR),
+        quick=quick(rounds=30, task=_FOUR),
         notes=(
             _STAND_IN,
             f"Of the numbers of blocks, 30 to 1000, six were chosen. {_ONE_RUN}",
@@ -105,7 +105,7 @@ def _schemes_by_writer() -> Experiment:
         ],
         plot=Lines("blocks", scale="log"),
         evaluate_every=10,
-        quick=quick(rounds=50, task=_FOUR),
+        quick=quick(rounds=30, task=_FOUR),
         notes=(
             _STAND_IN,
             "Of the schemes that share whole layers the text names 784-300-100-0; the others are "
@@ -163,7 +163,7 @@ def _number_of_writers() -> Experiment:
         claims=claims,
         plot=Lines("peers in a group", scale="log"),
         evaluate_every=200,
-        quick=quick(2, 16, rounds=8, batch=25),
+        quick=quick(2, 16, rounds=4, batch=25),
         notes=(
             _STAND_IN,
             "As in the paper all peers take part and average within groups. The 64th writer leaves "

@@ -35,6 +35,7 @@ def reproduce(
     rounds: int | None = None,
     only: Sequence[str] = (),
     device: str = "cpu",
+    jobs: int = 1,
     progress: bool | None = None,
 ) -> Results:
     """Run an experiment, judge it, and write its summary, page and plot.
@@ -48,6 +49,7 @@ def reproduce(
         rounds: so many for every method, instead of the paper's.
         only: cells whose name begins with one of these; none means all.
         device: cpu, cuda, cuda:0, ...
+        jobs: in how many processes.
         progress: True, False, None for terminals only.
     """
     if experiment.cannot:
@@ -66,6 +68,7 @@ def reproduce(
         data=data,
         device=device,
         evaluate_every=experiment.evaluate_every,
+        jobs=jobs,
         progress=progress,
     )
     every = [r for each in runs for r in each]

@@ -16,15 +16,18 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from polyfed.core.method import Method
 from polyfed.core.node import Node
-from polyfed.engines.progress import shares
+from polyfed.engines.progress import Progress, shares, suited
 from polyfed.engines.run import Run, begin, check_run, finish_together, plain
+from polyfed.errors import ConfigError
 from polyfed.experiments.experiment import Cell
+from polyfed.experiments.parallel import Piece, in_processes
 from polyfed.record.files import write_text
 from polyfed.record.recorder import read_result
 from polyfed.tasks import Task
@@ -58,6 +61,7 @@ def run_cells(
     data: Path | None = None,
     device: str = "cpu",
     evaluate_every: int = 1,
+    jobs: int = 1,
     progress: bool | None = None,
 ) -> list[list[Run]]:
     """Run every cell with every seed: `found[i][j]` is of cells[i] with seeds[j].
@@ -72,29 +76,47 @@ def run_cells(
         data: folder with published files, for tasks that read them.
         device: cpu, cuda, cuda:0, ...
         evaluate_every: rounds between evaluations.
+        jobs: in how many processes.
         progress: True, False, None for terminals only.
     """
+    if jobs < 1:
+        raise ConfigError(f"jobs must be >= 1, got {jobs}.")
     settings: dict[str, Any] = {"device": device, "evaluate_every": evaluate_every}
-    jobs = _jobs(cells, seeds, folder, data, settings)
-    left = {job.folder: job for job in jobs if not job.is_done}  # equal cells are one
+    every = _jobs(cells, seeds, folder, data, settings)
+    left = {job.folder: job for job in every if not job.is_done}  # equal cells are one
     _check(list(left.values()), settings)
-    done = 0
-    for group in _groups(sorted(left.values(), key=_federation), in_step=device != "cpu"):
-        place = f"{done + 1}-{done + len(group)}" if len(group) > 1 else f"{done + 1}"
-        _run_group(group, settings, progress, f"{place}/{len(left)}")
-        done += len(group)
-    found = [Run.open(job.folder) for job in jobs]
+    most = 1 if device == "cpu" else max(1, min(_IN_STEP, -(-len(left) // jobs)))
+    groups = list(_groups(sorted(left.values(), key=_federation), most=most))
+    if jobs > 1 and len(groups) > 1:
+        work = partial(_run_group, settings=settings)
+        in_processes(list(map(_piece, groups)), work, jobs, suited(progress))
+    else:
+        done = 0
+        for group in groups:
+            place = f"{done + 1}-{done + len(group)}" if len(group) > 1 else f"{done + 1}"
+            _run_group(group, progress, settings, f"{place}/{len(left)} ")
+            done += len(group)
+    found = [Run.open(job.folder) for job in every]
     return [found[i : i + len(seeds)] for i in range(0, len(found), len(seeds))]
 
 
-def _groups(jobs: Sequence[_Job], *, in_step: bool) -> Iterator[list[_Job]]:
+def _groups(jobs: Sequence[_Job], *, most: int) -> Iterator[list[_Job]]:
     """Runs that go on in step, so that equal networks train as one; on a CPU, one at a time."""
-    size = _IN_STEP if in_step else 1
-    yield from (list(jobs[i : i + size]) for i in range(0, len(jobs), size))
+    yield from (list(jobs[i : i + most]) for i in range(0, len(jobs), most))
+
+
+def _piece(jobs: Sequence[_Job]) -> Piece:
+    """A group, as work for another process."""
+    others = f" or one of {len(jobs) - 1} beside it" if len(jobs) > 1 else ""
+    title = f"{jobs[0].label} seed {jobs[0].seed}{others}"
+    return Piece(title, max(job.method.rounds for job in jobs), jobs)
 
 
 def _run_group(
-    jobs: Sequence[_Job], settings: dict[str, Any], progress: bool | None, place: str
+    jobs: Sequence[_Job],
+    progress: bool | Progress | None,
+    settings: dict[str, Any],
+    place: str = "",
 ) -> None:
     federations: dict[tuple[int, str], Sequence[Node]] = {}
     moved: dict[int, Any] = {}
@@ -102,7 +124,7 @@ def _run_group(
     for job, shown in zip(jobs, shares(progress, len(jobs)), strict=True):
         if _federation(job) not in federations:
             federations[_federation(job)] = job.task.nodes(job.seed)
-        shown.title = f"{place} {job.label} seed {job.seed}"
+        shown.title = f"{place}{job.label} seed {job.seed}"
         begun.append(
             begin(
                 job.method,
@@ -116,10 +138,11 @@ def _run_group(
                 **settings,
             )
         )
+    origin = {"commit": commit(), "device": _device(str(settings["device"]))}
     for job, done in zip(jobs, finish_together(begun), strict=True):
         if job.after is not None:
             write_text(job.folder / AFTER, json.dumps(dict(job.after(done))) + "\n")
-        _close(job, str(settings["device"]))
+        _close(job, origin)
 
 
 def figures_after(run: Run) -> dict[str, float]:
@@ -150,7 +173,8 @@ def _key(
     every = settings["evaluate_every"]
     kind = str(settings["device"]).partition(":")[0]
     more = [] if after is None else [after.__qualname__]
-    said = json.dumps([plain(method), options_of(task), kind, every, *more], sort_keys=True)
+    options = {n: v for n, v in plain(method).items() if n != "guard" or v}
+    said = json.dumps([options, options_of(task), kind, every, *more], sort_keys=True)
     digest = hashlib.blake2b(said.encode(), digest_size=5).hexdigest()
     return f"{task.name}-{method.name}-{digest}"
 
@@ -174,9 +198,8 @@ def _check(jobs: Sequence[_Job], settings: dict[str, Any]) -> None:
             check_run(job.method, nodes, **settings)
 
 
-def _close(job: _Job, device: str) -> None:
+def _close(job: _Job, origin: Mapping[str, str]) -> None:
     """Note where a finished run comes from; its checkpoints have served, and hundreds are large."""
-    origin = {"commit": commit(), "device": _device(device)}
     write_text(job.folder / ORIGIN, json.dumps(origin) + "\n")
     shutil.rmtree(job.folder / "checkpoints", ignore_errors=True)
 

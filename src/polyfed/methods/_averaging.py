@@ -39,6 +39,7 @@ class Averaging(Method):
         weighting: of the mean: by number of examples, or uniform.
     """
 
+    averages: ClassVar[bool] = True
     shares: ClassVar[Shares]
 
     weighting: Weighting = "examples"

@@ -22,7 +22,8 @@ from polyfed.errors import ConfigError
 from polyfed.maths.mixing import weighted_mean
 from polyfed.maths.scheme import GLOBAL
 from polyfed.maths.slices import Slices
-from polyfed.methods._slicing import Declared, Plan, State, checked, plan_of
+from polyfed.methods._layout import Plan, State
+from polyfed.methods._slicing import Declared, checked, plan_of
 from polyfed.models.associative import Hebbian
 from polyfed.random import stream
 
@@ -103,10 +104,14 @@ class PartialModels(Method):
 
     def local(self, node: Node) -> Iterable[Phase]:
         """All parts on the node's own data: a block of it, or epochs."""
+        return (self._training,)
+
+    @cached_property
+    def _training(self) -> Phase:
         length: dict[str, Any] = {"epochs": self.local_epochs}
         if self.block:
             length = {"steps": -(-self.block // int(self.batch)), "walk": True}
-        yield replace(self.phase("local", **length), objective=self._objective())
+        return replace(self.phase("local", **length), objective=self._objective())
 
     def _objective(self) -> Objective | Rule:
         if self.loss == "hebbian":
@@ -132,6 +137,11 @@ class PartialModels(Method):
             return dict(vectors)
         count = torch.tensor(len(node.data["train"]))
         return {**vectors, **{f"{topic}/{_COUNT}": count for topic in vectors}}
+
+    def known(self, node: Node) -> Mapping[str, Tensor]:
+        """The numbers of the network that the node begins with."""
+        plan, state = self.plan(node)
+        return plan.pack(state)
 
     def mean(self, topic: str, got: Iterable[Message]) -> Tensor:
         """Of what was said about a topic, in the order of the messages."""

@@ -17,12 +17,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from math import prod
-from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Float, Int64
-from torch import Tensor, nn
+from jaxtyping import Int64
+from torch import Tensor
 
 from polyfed.core.message import Spec, TensorSpec
 from polyfed.core.node import Name, Node
@@ -30,14 +28,11 @@ from polyfed.errors import ConfigError, ModelError
 from polyfed.maths.chain import read
 from polyfed.maths.scheme import GLOBAL, Scheme, Sizes, counts
 from polyfed.maths.slices import Slices
+from polyfed.methods._layout import Plan, Shapes, State, aligned, state_of
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 _GROUP = re.compile(r"([\w.-]+)\s*=\s*([\d\s-]+|rest)@(.+)")
 _REST, _ALL = "rest", ("*",)
-
-Shapes = tuple[tuple[str, tuple[int, ...]], ...]
-State = Mapping[str, Tensor]
-Flat = Float[Tensor, " numbers"]
 
 
 @dataclass(frozen=True)
@@ -139,92 +134,16 @@ def _split(text: str, sign: str) -> Iterable[str]:
 # ---- one node ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """Where the numbers of each topic are in a network, laid end to end.
-
-    Attributes:
-        shapes: names and shapes of its tensors, in order.
-        index: the places of each topic's numbers, in an order that all who share it agree on.
-        spec: what is sent.
-    """
-
-    shapes: Shapes
-    index: Mapping[str, Int64[Tensor, " _"]]
-    spec: Spec
-
-    def pack(self, state: State) -> dict[str, Tensor]:
-        """The numbers of each topic."""
-        flat = self._flat(state)
-        return {topic: flat.index_select(0, where) for topic, where in self.index.items()}
-
-    def unpack(self, state: State, vectors: Mapping[str, Tensor]) -> None:
-        """Put the numbers of these topics into the tensors; all others stay as they are."""
-        flat = self._flat(state)
-        for topic, vector in vectors.items():
-            flat.index_copy_(0, self.index[topic], vector)
-        self._load(state, flat)
-
-    def begin_own(self, state: State, streams: Mapping[str, torch.Generator]) -> None:
-        """Draw the numbers of topics anew, each from all numbers of its tensor.
-
-        Nodes whose networks began alike agree on what they draw, wherever they have it, and it is
-        distributed as the network's own initialisation is.
-
-        Args:
-            state: the network's own tensors.
-            streams: for each topic that is drawn its source of chance; "" is what nobody shares.
-        """
-        flat = self._flat(state)
-        sizes = torch.tensor([prod(shape) for _, shape in self.shapes])
-        ends = sizes.cumsum(0)
-        drawn = flat.clone()
-        for topic, chance in streams.items():
-            where = self.index[topic].cpu() if topic else self._local(len(flat))
-            of = torch.bucketize(where, ends, right=True)
-            place = torch.rand(len(where), dtype=torch.float64, generator=chance) * sizes[of]
-            pick = ends[of] - sizes[of] + place.long()
-            drawn[where.to(flat.device)] = flat[pick.to(flat.device)]
-        self._load(state, drawn)
-
-    def _flat(self, state: State) -> Flat:
-        return torch.cat([state[name].reshape(-1) for name, _ in self.shapes])
-
-    def _load(self, state: State, flat: Flat) -> None:
-        """Copy numbers into the tensors; counters, which belong to no cell, stay."""
-        pieces = flat.split([prod(shape) for _, shape in self.shapes])
-        found = [(n, s, p) for (n, s), p in zip(self.shapes, pieces, strict=True) if s]
-        torch._foreach_copy_([state[n] for n, _, _ in found], [p.view(s) for _, s, p in found])
-
-    def _local(self, total: int) -> Tensor:
-        """Places that no topic has."""
-        is_local = torch.ones(total, dtype=torch.bool)
-        for where in self.index.values():
-            is_local[where.cpu()] = False
-        return is_local.nonzero().flatten()
-
-
-_KNOWN: WeakKeyDictionary[nn.Module, tuple[State, Shapes, nn.Parameter]] = WeakKeyDictionary()
-
-
 def plan_of(declared: Declared, node: Node) -> tuple[Plan, State]:
     """What a node shares, worked out once for each kind of node and device; and its tensors."""
-    state, shapes = _tensors_of(node.model.net)
-    first = next(t for t in state.values() if t.is_floating_point())
-    return _plan(declared, declared.models(node.name), shapes, first.dtype, first.device), state
-
-
-def _tensors_of(net: nn.Module) -> tuple[State, Shapes]:
-    """The tensors of a network by name; looked up once where it has no buffers, which may move."""
-    if net in _KNOWN:
-        state, shapes, first = _KNOWN[net]
-        if first.device == next(iter(state.values())).device:
-            return state, shapes
-    state = net.state_dict()
-    shapes = tuple((name, tuple(t.shape)) for name, t in state.items())
-    if not any(True for _ in net.buffers()):
-        _KNOWN[net] = state, shapes, next(net.parameters())
-    return state, shapes
+    state = state_of(node.model.net)
+    plan = state.plans.get((declared, node.name))
+    if plan is None:
+        first = next(t for t in state.values() if t.is_floating_point())
+        models = declared.models(node.name)
+        plan = _plan(declared, models, state.shapes, first.dtype, first.device)
+        state.plans[declared, node.name] = plan
+    return plan, state
 
 
 @lru_cache(maxsize=4096)
@@ -267,7 +186,10 @@ def _index(
     sizes = {str(i): cells for i, (cells, _) in enumerate(models)}
     depends = {str(i): frozenset(map(str, above)) for i, (_, above) in enumerate(models)}
     found = Slices(Scheme(sizes, {}, depends, cross), {"node": net, "twin": net}).index("node")
-    return {tuple(map(int, topic.split("+"))): where.to(device) for topic, where in found.items()}
+    return {
+        tuple(map(int, topic.split("+"))): aligned(where, shapes).to(device)
+        for topic, where in found.items()
+    }
 
 
 @lru_cache(maxsize=1024)
@@ -300,7 +222,7 @@ def _check_order(declared: Declared, name: Name, shapes: Shapes, slices: Slices)
     models, cpu = declared.models(name), torch.device("cpu")
     own = _plan(declared, models, shapes, torch.float32, cpu).index
     for topic, where in slices.index(name).items():
-        if not torch.equal(where, own[topic]):
+        if not torch.equal(aligned(where, shapes), own[topic]):
             raise ModelError(
                 f"the tensors of node {name} come in another order than those of other nodes that "
                 f"share '{topic}'. Define the layers of their networks in the same order."

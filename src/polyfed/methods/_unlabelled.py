@@ -187,6 +187,7 @@ class OnSets(HubJudged):
         l1: weight of the sum of all parameters' absolute values in a node's loss.
     """
 
+    averages: ClassVar[bool] = True
     needs_identifiable: ClassVar[bool] = False  # nothing but the sets determines the classifier
 
     local_epochs: int = 1

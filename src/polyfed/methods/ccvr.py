@@ -55,6 +55,7 @@ class CCVR(Averaging):
     name: ClassVar[str] = "ccvr"
     title: ClassVar[str] = "fedavg, then calibrate the head on Gaussian virtual features"
     shares: ClassVar[Shares] = "all"
+    averages: ClassVar[bool] = False  # the last round's Gaussians are each node's own
 
     local_epochs: int = 1
     virtual: int = 2000

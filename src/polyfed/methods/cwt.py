@@ -33,6 +33,7 @@ class CWT(Decaying):
     name: ClassVar[str] = "cwt"
     title: ClassVar[str] = "the whole network travels a ring of nodes; no hub"
     topologies: ClassVar[tuple[str, ...]] = ("ring", "dual-ring", "pipeline")
+    averages: ClassVar[bool] = False  # one hands over to the next
     shares: ClassVar[Shares] = "all"
 
     local_epochs: int = 1

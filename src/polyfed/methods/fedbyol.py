@@ -165,6 +165,7 @@ class Averaged(SelfTaught):
     """Nodes whose online networks are averaged; a method says by which rule."""
 
     topologies: ClassVar[tuple[str, ...]] = ("star", "mesh")
+    averages: ClassVar[bool] = True
 
     @property
     @abstractmethod

@@ -55,6 +55,7 @@ class LI(Decaying):
     name: ClassVar[str] = "li"
     title: ClassVar[str] = "the trunk travels a ring of nodes, the heads stay; no hub"
     topologies: ClassVar[tuple[str, ...]] = ("ring", "dual-ring", "pipeline")
+    averages: ClassVar[bool] = False  # one hands over to the next
     shares: ClassVar[Shares] = "trunk"
 
     batch: float = 10

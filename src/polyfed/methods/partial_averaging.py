@@ -46,6 +46,7 @@ class PartialAveraging(PartialModels):
     name: ClassVar[str] = "partial-averaging"
     title: ClassVar[str] = "average slices of networks, each among those who share it"
     topologies: ClassVar[tuple[str, ...]] = ("star", "groups", "gossip")
+    averages: ClassVar[bool] = True
 
     def sends(self, node: Node) -> Spec:
         """The numbers of each topic that the node shares."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
+
+import torch
 
 from polyfed.core.message import Message
 from polyfed.core.node import Name
@@ -22,6 +26,23 @@ class Crossing:
     hops: int = 1
 
 
+@lru_cache(maxsize=4096)
+def _described(
+    kinds: tuple[tuple[str, torch.Size, torch.dtype], ...],
+) -> tuple[list[dict[str, Any]], str, int]:
+    """Tensors as the ledger lists them, the same as JSON, and their bytes: messages repeat."""
+    tensors = [
+        {
+            "name": name,
+            "shape": list(shape),
+            "dtype": str(dtype).removeprefix("torch."),
+            "bytes": shape.numel() * dtype.itemsize,
+        }
+        for name, shape, dtype in kinds
+    ]
+    return tensors, json.dumps(tensors), sum(shape.numel() * d.itemsize for _, shape, d in kinds)
+
+
 class Ledger:
     """The messages of a run, and sums over them."""
 
@@ -30,17 +51,25 @@ class Ledger:
 
     def enter(self, tick: int, source: Name, to: Name, message: Message, hops: int = 1) -> None:
         """Write down a message that crosses from `source` to `to`, over so many links."""
-        tensors = [
-            {
-                "name": name,
-                "shape": list(t.shape),
-                "dtype": str(t.dtype).removeprefix("torch."),
-                "bytes": t.numel() * t.element_size(),
-            }
-            for name, t in message.tensors.items()
-        ]
-        crossing = Crossing(tick, source, to, message.nbytes, tensors, hops)
-        self._log.append(dict(vars(crossing)))
+        kinds = tuple((name, t.shape, t.dtype) for name, t in message.tensors.items())
+        tensors, written, count = _described(kinds)
+        record = {
+            "tick": tick,
+            "source": source,
+            "to": to,
+            "bytes": count,
+            "tensors": tensors,
+            "hops": hops,
+        }
+
+        def text() -> str:
+            names = f'"source": {json.dumps(source)}, "to": {json.dumps(to)}'
+            return (
+                f'{{"tick": {tick}, {names}, "bytes": {count}, "tensors": {written}, '
+                f'"hops": {hops}}}'
+            )
+
+        self._log.add(record, text)
 
     def __len__(self) -> int:
         return len(self._log.records)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -40,15 +41,21 @@ class Log:
                 "edited."
             )
         log._guard(lambda: os.truncate(path, length))
+        log._guard(lambda: log._file and log._file.seek(length))  # else `sync` tells the old length
         log.records = read(path)
         return log
 
     def append(self, record: Record) -> None:
         """Add one record."""
-        self.records.append(_plain(record))
+        own = _plain(record)
+        self.add(own, lambda: json.dumps(own))
+
+    def add(self, record: Record, text: Callable[[], str]) -> None:
+        """Add a record that JSON can hold as it is, and that is written so."""
+        self.records.append(record)
         self._is_durable = False
         if self._file is not None:
-            line = json.dumps(self.records[-1]) + "\n"
+            line = text() + "\n"
             self._guard(lambda: self._file and self._file.write(line))
 
     def sync(self) -> int:

@@ -95,7 +95,8 @@ def _comparison(config: Mapping[str, Any]) -> str:
     labels = []
     for each in config["methods"].values():
         own = _own(each["method"], each["options"], task)
-        listed = ",".join(f"{name}={_text(value)}" for name, value in own.items())
+        texts = {name: _text(value).replace(",", ";") for name, value in own.items()}
+        listed = ",".join(f"{name}={text}" for name, text in texts.items())  # a comma ends one
         labels.append(f"{each['method']}:{listed}" if listed else each["method"])
     seeds = config["seeds"]
     count = str(len(seeds)) if seeds == list(range(len(seeds))) else ",".join(map(str, seeds)) + ","

@@ -10,5 +10,8 @@ page        the same as one HTML file
 picture     parallel coordinates (FedLinked's Figures 4.2 and 4.3) and importance
 paired      methods over seeds: exact tests, tables for papers
 ranks       methods over tasks: mean ranks, critical difference
+contests    which methods meet on which task, and with what in common
+wins        contests held: the same budget for all, then the same tests
+wins_page   "When does which method win?", with pictures
 trackers    TensorBoard, MLflow, Weights & Biases
 """

@@ -112,15 +112,23 @@ SEARCHED: Mapping[str, tuple[str, ...]] = {
 _OTHERS = (*_BASE, "local_epochs")
 
 
-def space_of(method: str, task: Task) -> dict[str, Dimension]:
-    """The space of a method on a task: of what both have as options, the task's network first."""
+def space_of(
+    method: str, task: Task, base: Mapping[str, Any] | None = None
+) -> dict[str, Dimension]:
+    """The space of a method on a task: of what both have as options, the task's network first.
+
+    Args:
+        method: name of the method.
+        task: the federation.
+        base: options around which all ranges lie, instead of those of the task's recipe.
+    """
     chosen = methods.load(method)
     mine, its = options.fields_of(chosen), options.fields_of(type(task))
-    if method in _OF_TABLE_4_4 and task.name in (*TABLE_4_3, "digits"):
+    if base is None and method in _OF_TABLE_4_4 and task.name in (*TABLE_4_3, "digits"):
         printed = TABLE_4_3.get(task.name, SMALL)
         network = {n: printed[n] for n in ARCHITECTURE if n in printed and n in its}
         return network | {n: d for n, d in printed.items() if n in mine}
-    made = methods.make(method, {}, task)
+    made = methods.make(method, base or {}, task)
     found = {n: _around(n, getattr(made, n)) for n in SEARCHED.get(method, _OTHERS) if n in mine}
     return {name: dimension for name, dimension in found.items() if dimension is not None}
 

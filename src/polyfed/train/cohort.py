@@ -102,8 +102,11 @@ class Cohort:
         self.loss = Loss(jobs[0])
         own = {id(p): name for name, p in self.loss.net.named_parameters()}
         self.names = [own[id(p)] for p in parameters]
-        self.owned = [_tensors(job.node) for job in jobs]
-        stacked = _stacked(self.owned)
+        owned = [_tensors(job.node) for job in jobs]
+        stacked = _stacked(owned)
+        self.pairs = {  # of each tensor: its rows in the stack, and the nodes' own
+            name: (list(t.unbind(0)), [own[name] for own in owned]) for name, t in stacked.items()
+        }
         self.moving = {name: stacked.pop(name).requires_grad_() for name in self.names}
         self.resting = stacked
         self.settings = [job.phase.optimiser for job in jobs]
@@ -121,9 +124,9 @@ class Cohort:
             self.optimisers = _Optimisers(self)
         else:
             self.optimisers.reset()
-            for name, t in {**self.moving, **self.resting}.items():
-                rows = list(t.detach().unbind(0))
-                torch._foreach_copy_(rows, [own[name] for own in self.owned])
+            with torch.no_grad():
+                for rows, owned in self.pairs.values():
+                    torch._foreach_copy_(rows, owned)
         if self.stepper is not None and not self.stepper.begin(self.rows):
             self.stepper = None
 
@@ -176,14 +179,17 @@ class Cohort:
         if not done:
             return
         rows = self._rows_of(done)
-        for name in self.names:
-            kept = self.moving[name].detach().unbind(0)
-            targets = [self.owned[row][name] for row in rows]
-            sources = [
-                track.best[name] if track.best else kept[row]
-                for track, row in zip(done, rows, strict=True)
-            ]
-            torch._foreach_copy_(targets, sources)
+        with torch.no_grad():
+            for name in self.names:
+                stacked, owned = self.pairs[name]
+                if len(done) == len(stacked) and not any(track.best for track in done):
+                    torch._foreach_copy_(owned, stacked)
+                    continue
+                sources = [
+                    track.best[name] if track.best else stacked[row]
+                    for track, row in zip(done, rows, strict=True)
+                ]
+                torch._foreach_copy_([owned[row] for row in rows], sources)
         if self.phase.keep is not None and self.optimisers is not None:
             for track, row in zip(done, rows, strict=True):
                 node = track.job.node
@@ -194,12 +200,13 @@ class Cohort:
         left = [i for i, track in enumerate(self.rows) if not track.is_done]
         index = torch.tensor(left, dtype=torch.int64)
         self.is_whole, self.stepper = False, None
-        self.rows, self.owned = [self.rows[i] for i in left], [self.owned[i] for i in left]
+        self.rows = [self.rows[i] for i in left]
         for tensors in (self.moving, self.resting):
             for name, t in tensors.items():
-                tensors[name] = t.detach()[index.to(t.device)].requires_grad_(
-                    tensors is self.moving
-                )
+                fewer = t.detach()[index.to(t.device)]
+                owned = self.pairs[name][1]
+                self.pairs[name] = list(fewer.unbind(0)), [owned[i] for i in left]
+                tensors[name] = fewer.requires_grad_(tensors is self.moving)
         if self.optimisers is not None:
             self.optimisers.shrink(left)
             self.optimisers.point_at(self.moving)
@@ -299,8 +306,9 @@ class _Optimisers:
 def _tensors(node: Node) -> Tensors:
     """All parameters and buffers of a node, also buffers that are not stored."""
     net = node.model.net
-    return {name: t.detach() for name, t in (*net.named_parameters(), *net.named_buffers())}
+    return dict((*net.named_parameters(), *net.named_buffers()))
 
 
+@torch.no_grad()
 def _stacked(owned: Sequence[Tensors]) -> Tensors:
     return {name: torch.stack([own[name] for own in owned]) for name in owned[0]}

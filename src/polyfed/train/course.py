@@ -22,7 +22,7 @@ class Course:
     """The epochs of a phase; each is an order of samples and the sizes it is cut into.
 
     Attributes:
-        sizes: batch sizes of a whole epoch.
+        sizes: batch sizes of a whole epoch; all but the last are equal.
         steps: how many batches the course has in all, if no stopping rule ends it.
     """
 
@@ -36,16 +36,20 @@ class Course:
         pairs: bool,
     ) -> None:
         self.node, self.phase, self.num_examples, self.path = node, phase, num_examples, path
-        self.sizes = batch_sizes(num_examples, phase.batch_size(num_examples), pairs=pairs)
-        if phase.drop_last and self.sizes[-1] < self.sizes[0]:
-            self.sizes.pop()
+        size = phase.batch_size(num_examples)
+        self.sizes = _epoch(num_examples, size, pairs, phase.drop_last)
         self.steps = phase.steps if phase.epochs is None else phase.epochs * len(self.sizes)
 
     @property
     def cuts(self) -> tuple[int, ...]:
         """What decides the size of every batch: equal cuts, equal sizes at every step."""
         start = self._start() if self.phase.walk else (0, 0)
-        return (start[1], *self.sizes)
+        return start[1], len(self.sizes), self.sizes[0], self.sizes[-1]
+
+    @property
+    def widest(self) -> int:
+        """The size of the largest batch."""
+        return max(self.sizes[0], self.sizes[-1])
 
     def __iter__(self) -> Iterator[tuple[Tensor, list[int]]]:
         """For each epoch: its samples in order, and the sizes of its batches."""
@@ -67,7 +71,7 @@ class Course:
                 self.node.seed, self.node.name, self.phase.split, epoch, self.num_examples
             )
             sizes = self.sizes[first : first + left]
-            yield order[sum(self.sizes[:first]) :], sizes
+            yield order[first * self.sizes[0] :], sizes
             left -= len(sizes)
             first += len(sizes)
             if first >= len(self.sizes):
@@ -89,6 +93,13 @@ class Course:
 def _walk_order(seed: int, node: str, split: str, epoch: int, num_examples: int) -> Tensor:
     order = stream(seed, "node", node, "batches", _WALK, split, epoch)
     return torch.randperm(num_examples, generator=order)
+
+
+@lru_cache(maxsize=1024)
+def _epoch(num_examples: int, size: int, pairs: bool, drop_last: bool) -> list[int]:
+    """Batch sizes of an epoch; thousands of nodes hold the same list, which nobody changes."""
+    sizes = batch_sizes(num_examples, size, pairs=pairs)
+    return sizes[:-1] if drop_last and sizes[-1] < sizes[0] else sizes
 
 
 def batch_sizes(num_examples: int, size: int, *, pairs: bool = False) -> list[int]:

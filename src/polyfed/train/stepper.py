@@ -50,7 +50,7 @@ class Stepper:
     def __init__(self, cohort: Cohort) -> None:
         self.cohort, self.tracks = cohort, cohort.rows
         self.pool = Pool([track.split for track in self.tracks])
-        self.width = max(max(track.course.sizes) for track in self.tracks)
+        self.width = max(track.course.widest for track in self.tracks)
         rows, device = len(self.tracks), self.pool.x.device
         longest = max(track.steps_left for track in self.tracks)
         self.capacity = min(longest, max(1, _TABLE // (rows * self.width)))
@@ -65,7 +65,7 @@ class Stepper:
 
     def begin(self, tracks: Sequence[Track]) -> bool:
         """Use it for a new phase of the same rows; False if it does not suit."""
-        widest = max(max(track.course.sizes) for track in tracks)
+        widest = max(track.course.widest for track in tracks)
         fits = widest == self.width and (self.weight is not None) == self.cohort.weighted
         self.tracks = list(tracks)
         return fits and self.pool.refill([track.split for track in tracks])

@@ -62,8 +62,9 @@ class Track:
             if not self._sizes:
                 self._next_epoch()
             cut = self._sizes[: count - len(sizes)]
-            orders.append(self._order[: sum(cut)])
-            self._order, self._sizes = self._order[sum(cut) :], self._sizes[len(cut) :]
+            samples = (len(cut) - 1) * cut[0] + cut[-1]  # all but the last are equal
+            orders.append(self._order[:samples])
+            self._order, self._sizes = self._order[samples:], self._sizes[len(cut) :]
             self._taken += len(cut)
             sizes += cut
         return orders[0] if len(orders) == 1 else torch.cat(orders), sizes
@@ -95,7 +96,8 @@ class Track:
         values = [
             losses.values[row, max(0, self._epoch_start - at) :] for at, losses, row in self._losses
         ]
-        sizes = np.asarray(self._epoch_sizes, dtype=np.float64)
+        sizes = np.full(len(self._epoch_sizes), self._epoch_sizes[0] if values else 0.0)
+        sizes[-1:] = self._epoch_sizes[-1:]  # all but the last are equal
         mean = float(np.concatenate(values) @ sizes / sizes.sum()) if values else math.nan
         return Fitted(self.job.phase.label, mean, self._num_epochs, self._done)
 

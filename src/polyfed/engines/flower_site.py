@@ -1,0 +1,71 @@
+"""What the Flower engine reads: the files of the peer engine, and who plays what on Flower."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from polyfed import methods, options, topologies
+from polyfed.core.topology import Topology
+from polyfed.engines.charter import Charter
+from polyfed.engines.local import Settings
+from polyfed.engines.run import plain
+from polyfed.engines.site import Federation, Site, _read, read_site
+from polyfed.errors import ConfigError
+
+HUB = "hub"
+PORT = 9092
+
+
+def read_hub(path: Path) -> tuple[Site, Federation]:
+    """The hub's site file, or a federation file: then its files have the usual names beside it."""
+    path = path.resolve()
+    values = _read(path)
+    if "federation" in values:
+        return read_site(path)
+    federation = options.build(Federation, values, f"federation file {path}")
+    beside = path.parent
+    site = Site(
+        name=federation.host or HUB,
+        federation=path,
+        listen=(f"tls/0.0.0.0:{PORT}",),
+        authority=beside / "ca.pem",
+        certificate=beside / f"{federation.host or HUB}.pem",
+        key=beside / f"{federation.host or HUB}.key",
+        folder=beside / f"run-{federation.host or HUB}",
+    )
+    return site, federation
+
+
+def charter_of(federation: Federation) -> Charter:
+    """What all agree on; on Flower it is always the hub that plays the places of the topology."""
+    if federation.host in federation.nodes:
+        raise ConfigError(
+            f"host {federation.host} is a node. On Flower the hub plays the places of the "
+            "topology: leave host out, or write host: hub."
+        )
+    name = federation.topology or methods.load(federation.method).topologies[0]
+    if type(topologies.make(name)).places is Topology.places:
+        return federation.charter()
+    return replace(federation, host=federation.host or HUB).charter()
+
+
+def run_config(site: Site, federation: Federation, charter: Charter) -> dict[str, Any]:
+    """What a party's run folder says about the run."""
+    settings = Settings(seed=charter.seed, device=site.device, stack="never")
+    return {
+        "method": charter.method.name,
+        "options": plain(charter.method),
+        "task": None if site.node is None or ":" in site.node else site.node,
+        "task_options": site.node_options,
+        "topology": topologies.label(charter.topology),
+        "settings": {**plain(settings), "evaluate_every": charter.evaluate_every},
+        "party": site.name,
+        "federation": plain(federation),
+    }
+
+
+def flower_folder(site: Site) -> Path:
+    """Where Flower's own files lie, beside the run folder."""
+    return site.folder.with_name(site.folder.name + "-flower")

@@ -1,0 +1,90 @@
+"""What every kept experiment cost: time, bytes, and what a bare loop would have saved.
+
+Seconds and bytes are the runs' own, as their summaries keep them. The ratio to a bare loop is that
+of `benchmarks/overhead.py`, whose figures lie beside the summaries: no experiment has been written
+a second time without the library.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from polyfed import experiments
+from polyfed.engines.table import size
+from polyfed.experiments.results import Results, folder_of
+
+PAGE, BARE = "costs.md", "bare_loop.json"
+BARE_COMMAND = (
+    "python benchmarks/overhead.py --data DIR --samples 6000 --rounds 2 --repeats 7 "
+    f"--networks mlp --json docs/results/{BARE}"
+)
+_HEAD = """# What the results cost
+
+**In all**: seconds of all runs together; runs that train as one on a GPU share its time. **A run**:
+median, and the shortest and longest. **Sent**: bytes that leave a node in one run, by the ledger;
+the least and the most over the experiment's cells. Made from the summaries beside this page:
+`polyfed experiments --out docs/results --pages`.
+"""
+_BARE = """## Through a bare loop
+
+FedAvg on MNIST, 20 nodes, against a plain PyTorch loop that makes the same steps and ends with the
+same parameters, pair by pair on a CPU that others used too. More, and with more images, in
+[benchmarks](../benchmarks.md#what-polyfed-costs-over-a-bare-loop). No other method has been
+measured so.
+"""
+
+
+def costs(out: Path) -> str:
+    """The page."""
+    heads = ["experiment", "device", "runs", "seconds in all", "seconds a run", "sent per node"]
+    rows = []
+    for experiment in experiments.every().values():
+        path = folder_of(experiment, out) / "summary.json"
+        if path.exists():
+            rows.append(_row(Results.read(path)))
+    parts = [_HEAD, _table(heads, rows)]
+    if (out / BARE).exists():
+        parts += ["", _BARE, _bare(json.loads((out / BARE).read_text(encoding="utf-8")))]
+    return "\n".join(parts) + "\n"
+
+
+def _row(results: Results) -> list[str]:
+    summary = results.summary
+    seconds = [each for cell in summary["cells"] for each in cell["seconds"]]
+    sent = [each for cell in summary["cells"] for each in cell["bytes_sent_per_node"]]
+    name = results.experiment.name
+    return [
+        f"[`{name}`]({name}/page.md)",
+        summary["device"],
+        str(len(seconds)),
+        f"{sum(seconds):,.0f}",
+        f"{statistics.median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})",
+        _range(min(sent), max(sent)),
+    ]
+
+
+def _range(least: float, most: float) -> str:
+    return size(most) if least == most else f"{size(least) if least else 0} to {size(most)}"
+
+
+def _bare(measured: list[dict[str, Any]]) -> str:
+    rows = [
+        [
+            row["network"],
+            row["way"],
+            f"{row['seconds']:.3f}",
+            f"{statistics.median(row['ratios']):.3f} "
+            f"({min(row['ratios']):.3f} to {max(row['ratios']):.3f})",
+        ]
+        for row in measured
+    ]
+    heads = ["network", "way", "seconds a round", "ratio, median of pairs"]
+    return f"{_table(heads, rows)}\n\n`{BARE_COMMAND}`"
+
+
+def _table(heads: list[str], rows: list[list[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
