@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from crew import count_nodes, work
 from polyfed.engines.progress import Progress
 from polyfed.errors import ConfigError, RunError
 from polyfed.experiments.experiment import Experiment
@@ -38,19 +39,6 @@ class Heard(Progress):
 
     def end(self) -> None:
         self.has_ended = True
-
-
-def work(what: dict[str, Any], told: Progress) -> None:
-    """Write down who does it; then rounds, or whatever else is asked for."""
-    Path(what["file"]).write_text(str(os.getpid()))
-    for tick in range(1, 3):
-        told.round_done(tick, {"M0": 0.25, "M1": 0.75})
-    if "raises" in what:
-        raise what["raises"]
-    if "dies" in what:
-        os.kill(os.getpid(), signal.SIGKILL)
-    if "waits" in what:
-        time.sleep(600)
 
 
 def pieces(tmp_path: Path, *each: dict[str, Any]) -> list[Piece]:
@@ -119,10 +107,6 @@ def test_an_interrupt_ends_the_processes(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         in_processes(pieces(tmp_path, {"waits": True}, {"waits": True}), work, 2, Heard())
     assert not any(is_there(wait_for(tmp_path / str(i))) for i in range(2))
-
-
-def count_nodes(run: Any) -> dict[str, float]:
-    return {"nodes": float(len(run.nodes))}
 
 
 def test_runs_of_two_processes_are_those_of_one(tmp_path: Path, table: Experiment) -> None:
