@@ -31,7 +31,7 @@ the least and the most over the experiment's cells. Made from the summaries besi
 _BARE = """## Through a bare loop
 
 FedAvg on MNIST, 20 nodes, against a plain PyTorch loop that makes the same steps and ends with the
-same parameters, pair by pair on a CPU that others used too. More, and with more images, in
+same parameters, pair by pair. More, and with more images, in
 [benchmarks](../benchmarks.md#what-polyfed-costs-over-a-bare-loop). No other method has been
 measured so.
 """
