@@ -488,6 +488,17 @@ def test_a_node_whose_answers_are_no_good_is_absent(what: str, tmp_path: Path) -
     assert_as_one_process(relay, local(relay, "star", absent=absent))
 
 
+def test_what_is_passed_on_from_node_to_node_is_said_once(tmp_path: Path) -> None:
+    relay = relay_of(tmp_path, LI, "ring", tiny())
+    relay.forge = lambda name, raw: HOSTILE["twice"](raw) if name == "M1" else raw
+    relay.conduct()
+    faults = [f for f in Run.open(tmp_path / "run-hub").faults if f["fault"] != "absent"]
+    assert {(f["node"], f["fault"]) for f in faults} == {("M1", "message refused")}
+    absent = absences(tmp_path)
+    assert set(map(tuple, absent.values())) == {("M1",)}
+    assert_as_one_process(relay, local(relay, "ring", absent=absent), ["M0", "M2"])
+
+
 PAYLOADS: dict[str, Callable[[bytes], bytes]] = {
     "not safetensors": lambda payload: b"x" * 100,
     "nothing": lambda payload: b"",

@@ -38,16 +38,9 @@ _TYPED = ("seed", "device", "evaluate_every", "stack", "precision", "fail")
 
 def read_config(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """A file with overrides: every section is there, all names are known."""
-    import yaml
+    from polyfed.record.files import read_yaml
 
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"could not read {path}: {error.strerror}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path} holds no settings: begin with 'method: fedlinked'.")
+    found = read_yaml(path, "settings: begin with 'method: fedlinked'.")
     if "methods" in found:
         raise ConfigError(f"{path} is of a comparison. Continue it with: polyfed resume FOLDER.")
     for name in found:

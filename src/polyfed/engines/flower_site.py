@@ -11,8 +11,9 @@ from polyfed.core.topology import Topology
 from polyfed.engines.charter import Charter
 from polyfed.engines.local import Settings
 from polyfed.engines.run import plain
-from polyfed.engines.site import Federation, Site, _read, read_site
+from polyfed.engines.site import EMPTY, Federation, Site, read_site
 from polyfed.errors import ConfigError
+from polyfed.record.files import read_yaml
 
 HUB = "hub"
 PORT = 9092
@@ -21,7 +22,7 @@ PORT = 9092
 def read_hub(path: Path) -> tuple[Site, Federation]:
     """The hub's site file, or a federation file: then its files have the usual names beside it."""
     path = path.resolve()
-    values = _read(path)
+    values = read_yaml(path, EMPTY)
     if "federation" in values:
         return read_site(path)
     federation = options.build(Federation, values, f"federation file {path}")

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from polyfed import methods, options, tasks, topologies
 from polyfed.core.node import Name, Node
 from polyfed.engines.charter import Charter
 from polyfed.errors import ConfigError, UnknownNameError
+from polyfed.record.files import read_yaml
+
+EMPTY = "options: write 'name: value' lines."  # what is said of a file without any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ class Site:
 
 def read_site(path: Path) -> tuple[Site, Federation]:
     """A site file and the federation it names."""
-    site = options.build(Site, _read(path), f"site file {path}")
+    site = options.build(Site, read_yaml(path, EMPTY), f"site file {path}")
     base = path.resolve().parent
     moved = {
         name: base / value
@@ -152,20 +152,8 @@ def read_site(path: Path) -> tuple[Site, Federation]:
     site = Site(**{**vars(site), **moved})
     if not (site.listen or site.connect):
         raise ConfigError(f"{path}: give at least one address to listen or to connect to.")
-    values = _read(site.federation)
+    values = read_yaml(site.federation, EMPTY)
     return site, options.build(Federation, values, f"federation file {site.federation}")
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"could not read {path}: {error.strerror}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path} holds no options: write 'name: value' lines.")
-    return found
 
 
 def _function(text: str) -> Any:

@@ -1,12 +1,13 @@
-"""Writing files so that a reader finds the old one or the new one, never half of one."""
+"""Files: written so that a reader finds the old one or the new one, never half of one; settings."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from polyfed.errors import RunError
+from polyfed.errors import ConfigError, RunError
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -35,3 +36,18 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def read_yaml(path: Path, empty: str) -> dict[str, Any]:
+    """The settings in a file that a person wrote; `empty` says what to do where there are none."""
+    import yaml
+
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"could not read {path}: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} holds no {empty}")
+    return found
