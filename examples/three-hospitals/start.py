@@ -46,6 +46,7 @@ def write_sites(out: Path, data: Path, rounds: int, engine: str) -> list[Path]:
     what = LI if engine == "peer" else FEDLINKED
     options = {**what["options"], "rounds": rounds}
     federation = {"run": "heart", "nodes": list(HOSPITALS), **what, "options": options}
+    federation["grace"] = 60.0  # seconds: all start at once here, on however slow a machine
     (out / "federation.yaml").write_text(yaml.safe_dump(federation, sort_keys=False))
     ports = dict(zip(parties, free_ports(len(parties)), strict=True))
     sites = []

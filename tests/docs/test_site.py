@@ -83,6 +83,6 @@ def test_search_works_in_pages_opened_as_files(site: Path) -> None:
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=8000"]
     address = f"file://{site}/index.html?q=ledger"
     done = subprocess.run(
-        [browser, *options, "--dump-dom", address], capture_output=True, text=True, timeout=120
+        [browser, *options, "--dump-dom", address], capture_output=True, text=True, timeout=600
     )
     assert re.search(r"\b[1-9]\d* matching documents", done.stdout)

@@ -54,7 +54,7 @@ def test_an_example_runs(stem: str, tmp_path: Path) -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"},
         capture_output=True,
         encoding="utf-8",
-        timeout=120,
+        timeout=600,
     )
     assert ran.returncode == 0, ran.stderr
     assert re.search(PRINTED[stem], ran.stdout, re.MULTILINE), ran.stdout

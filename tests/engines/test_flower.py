@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -28,6 +27,7 @@ from polyfed.engines.run import Run, plain
 from polyfed.engines.site import read_site
 from polyfed.errors import ConfigError, RunError
 from polyfed.testing import tiny
+from ports import free_ports
 
 pytest.importorskip("flwr")
 pytestmark = pytest.mark.flower
@@ -47,22 +47,16 @@ FEDLINKED = pf.FedLinked(
 NAMES = ("M0", "M1", "M2")
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 def sites_of(
     folder: Path, method: Method, *, node: str = "nodes_of_test:tiny_node", **more: Any
 ) -> dict[Name, Path]:
     """The files of a hub and three nodes; the same as those of peers, but for addresses."""
     make_certificates(folder, [*NAMES, "hub"])
     federation = {"run": "test", "method": method.name, "options": plain(method)}
-    federation |= {"nodes": list(NAMES), **more}
+    federation |= {"nodes": list(NAMES), "grace": 60.0, **more}
     (folder / "federation.yaml").write_text(yaml.safe_dump(federation))
     (folder / "nodes_of_test.py").write_text(NODES)
-    address, sites = [f"tls/127.0.0.1:{free_port()}"], {}
+    address, sites = [f"tls/127.0.0.1:{free_ports(1)[0]}"], {}
     for name in (*NAMES, "hub"):
         site: dict[str, Any] = {"name": name, "federation": "federation.yaml"}
         site |= {"folder": f"run-{name}", "authority": "ca.pem"}
@@ -115,10 +109,10 @@ def assert_equals(folder: Path, run: Run, names: Sequence[Name] = NAMES) -> None
 
 
 def test_flower_computes_what_one_process_computes(tmp_path: Path) -> None:
-    sites = sites_of(tmp_path, FEDLINKED, patience=300)
+    sites = sites_of(tmp_path, FEDLINKED, patience=600)
     with started(sites) as running:
-        assert running["hub"].wait(300) == 0
-        assert [running[name].wait(60) for name in NAMES] == [0, 0, 0]
+        assert running["hub"].wait(600) == 0
+        assert [running[name].wait(300) for name in NAMES] == [0, 0, 0]
     run = pf.run(FEDLINKED, tiny(), stack="never")
     assert_equals(tmp_path, run)
     hub = Run.open(tmp_path / "run-hub")

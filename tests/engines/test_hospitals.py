@@ -33,7 +33,7 @@ def test_four_hospitals_train_together(tmp_path: Path) -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         encoding="utf-8",
-        timeout=180,
+        timeout=600,
     )
     assert ran.returncode == 0, ran.stderr
     line = r"^cleveland: test accuracy 0\.\d{3}; 2 messages left, 1808 bytes: trunk\.1\.weight, "

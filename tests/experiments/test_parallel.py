@@ -57,7 +57,7 @@ def is_there(pid: int) -> bool:
 
 
 def wait_for(path: Path) -> int:
-    end = time.monotonic() + 120
+    end = time.monotonic() + 240
     while not (path.exists() and path.read_text()):
         assert time.monotonic() < end, f"{path} was never written"
         time.sleep(0.05)

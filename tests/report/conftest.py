@@ -30,7 +30,7 @@ FLAGS = (
     "--remote-debugging-pipe", "--disable-background-networking", "--disable-component-update",
     "--hide-scrollbars",
 )  # fmt: skip
-PATIENCE = 60.0
+PATIENCE = 240.0
 
 
 def executable() -> str | None:

@@ -31,7 +31,7 @@ def serving(folder: Path) -> Iterator[str]:
 def fetch(url: str, host: str | None = None) -> tuple[int, str]:
     request = urllib.request.Request(url, headers={} if host is None else {"Host": host})
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=240) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
