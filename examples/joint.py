@@ -4,7 +4,7 @@ import polyfed as pf
 
 task = pf.tasks.digits()
 methods = {"local": pf.Local(**task.recipe("local")), "joint": pf.Joint(**task.recipe("joint"))}
-comparison = pf.compare(methods, task, seeds=5)
+comparison = pf.compare(methods, task, seeds=2)
 print(comparison.table())
 
 alone, pooled = (comparison.runs[name] for name in methods)

@@ -3,7 +3,7 @@
 import polyfed as pf
 
 task = pf.tasks.digits()
-comparison = pf.compare([pf.Local(**task.recipe("local"))], task, seeds=5)
+comparison = pf.compare([pf.Local(**task.recipe("local"))], task, seeds=2)
 print(comparison.table())
 
 run = comparison.runs["local"][0]

@@ -96,6 +96,6 @@ class PulledAveraging(pf.Method):
 if __name__ == "__main__":
     method = PulledAveraging(mu=0.01, rounds=10, batch=16, lr=3e-3, local_epochs=10)
     fedavg = pf.FedAvg(weighting="uniform", rounds=10, batch=16, lr=3e-3, local_epochs=10)
-    print(pf.compare([method, fedavg], pf.tasks.digits(), seeds=2).table())
+    print(pf.compare([method, fedavg], pf.tasks.digits(), seeds=1).table())
     check_method(PulledAveraging(mu=0.1, batch=8, local_epochs=1))
     print("check_method: no complaint")

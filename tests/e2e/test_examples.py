@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,43 @@ PRINTED = {
 }
 
 
+# It imports torch once, and forks for every line `FILE FOLDER OUT ERR`; the last two are files.
+NURSERY = """
+import os, runpy, sys, traceback
+import torch
+import polyfed as pf
+pf.run(pf.FedAvg(rounds=1), pf.testing.tiny())
+for line in sys.stdin:
+    path, folder, out, err = line.split()
+    child = os.fork()
+    if child == 0:
+        for number, name in ((1, out), (2, err)):
+            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), number)
+        os.chdir(folder)
+        sys.argv = [path]
+        code = 0
+        try:
+            runpy.run_path(path, run_name="__main__")
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+        sys.stdout.flush()
+        os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[subprocess.Popen[str]]:
+    pipe = subprocess.PIPE
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
+    command = [sys.executable, "-c", NURSERY]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env) as made:
+        yield made
+        assert made.stdin is not None
+        made.stdin.close()
+
+
 def test_every_example_is_here() -> None:
     """An example of another method adds its line to PRINTED."""
     assert {path.stem for path in EXAMPLES.glob("*.py")} == set(PRINTED)
@@ -47,15 +85,14 @@ def test_every_example_is_here() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stem", sorted(PRINTED))
-def test_an_example_runs(stem: str, tmp_path: Path) -> None:
-    ran = subprocess.run(
-        [sys.executable, str(EXAMPLES / f"{stem}.py")],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=600,
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert re.search(PRINTED[stem], ran.stdout, re.MULTILINE), ran.stdout
-    assert list(tmp_path.iterdir()) == []  # nothing is written unless a folder is named
+def test_an_example_runs(stem: str, tmp_path: Path, nursery: subprocess.Popen[str]) -> None:
+    assert nursery.stdin is not None
+    assert nursery.stdout is not None
+    folder, out, err = (tmp_path / name for name in ("folder", "out", "err"))
+    folder.mkdir()
+    print(EXAMPLES / f"{stem}.py", folder, out, err, file=nursery.stdin, flush=True)
+    code = int(nursery.stdout.readline())
+    printed = out.read_text(encoding="utf-8")
+    assert code == 0, err.read_text(encoding="utf-8")
+    assert re.search(PRINTED[stem], printed, re.MULTILINE), printed
+    assert list(folder.iterdir()) == []  # nothing is written unless a folder is named

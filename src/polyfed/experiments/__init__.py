@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 FAMILIES = (
     "fedlinked",
+    "fedlinked_maps",
     "partial_averaging",
     "partial_averaging_more",
     "fedfoa",

@@ -39,7 +39,7 @@ class Cell:
         panel: data set or variant.
         series: line or column.
         x: point of the line, a number or a word.
-        after: more figures, from the trained nodes of a run, before they are let go.
+        after: more figures, and what pictures need, from the trained nodes of a run.
     """
 
     method: str
@@ -49,7 +49,7 @@ class Cell:
     panel: str = ""
     series: str = ""
     x: float | str | None = None
-    after: Callable[[Run], Mapping[str, float]] | None = None
+    after: Callable[[Run], Mapping[str, Any]] | None = None
 
     @property
     def label(self) -> str:
@@ -201,7 +201,7 @@ class Quick:
         says: what it changes of the task, in words; options of methods are listed by themselves.
         seeds: how many.
         options: of every method that has them.
-        task_options: of every task.
+        task_options: of every task that has them.
         points: the points that are kept; none means all.
     """
 
@@ -292,13 +292,12 @@ class Experiment:
 
 
 def _with(cell: Cell, options: Mapping[str, Any], task_options: Mapping[str, Any]) -> Cell:
-    """The cell with these options, of those that its method has."""
-    known = fields_of(methods.load(cell.method))
+    """The cell with these options, of those that its method and its task have."""
+    known, of_task = fields_of(methods.load(cell.method)), fields_of(tasks.load(cell.task))
     own = {name: value for name, value in options.items() if name in known}
+    fewer = {name: value for name, value in task_options.items() if name in of_task}
     return replace(
-        cell,
-        options={**cell.options, **own},
-        task_options={**cell.task_options, **task_options},
+        cell, options={**cell.options, **own}, task_options={**cell.task_options, **fewer}
     )
 
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
+from typing import Any
 
 from polyfed.engines.run import Run
 from polyfed.engines.table import rounds_done
+from polyfed.experiments._public import public_maps
 from polyfed.experiments.experiment import Cell, Claim, Dots, Experiment, Lines, Quick, Ref
 
 PAPER = "Kádár, FedLinked, 2021"
@@ -19,19 +21,31 @@ LINKED, SEPARATED = "FedLinked", "separated"
 NODES = ("M0", "M1", "M2")
 MEAN = "mean"
 _SCALED = (
-    "images: one in twelve; CIFAR-10's first block has 16 channels instead of 64 and its last "
-    "dropout is 0.2 instead of 0.79"
+    "images: one in twelve; CIFAR-10's first block has 16 channels instead of 64; the last "
+    "dropout is 0.2 instead of 0.79 (CIFAR-10) and 0.35 (SVHN)"
 )
 _EPOCHS = ("init_epochs", "distil_epochs", "finetune_epochs", "local_epochs")
 _FEW = dict.fromkeys(_EPOCHS, 1)
-_QUICK = Quick(says=_SCALED, seeds=1, options=_FEW)
+QUICK = Quick(says=_SCALED, seeds=1, options=_FEW)
 _STARTS = "The paper does not say how its networks start: ours start from equal weights."
 _PATIENCE = (
     "The paper does not state the patience of early stopping: 5 epochs, and 30 for FedLinked on "
     "SVHN, where an epoch is ten steps."
 )
 _OPTIMISER = "The optimiser is not stated: Adam, without weight decay."
-_NOTES = (_STARTS, _PATIENCE, _OPTIMISER)
+NOTES = (_STARTS, _PATIENCE, _OPTIMISER)
+
+
+def cell(method: str, data: str, /, *, maps: bool = True, **more: Any) -> Cell:
+    """A cell of any table or figure; equal ones share their runs, so all of them have maps.
+
+    Args:
+        method: its name.
+        data: the panel of TASKS.
+        maps: whether Figures 5.3 to 5.7 could show it.
+        more: of the cell.
+    """
+    return Cell(method=method, task=TASKS[data], after=public_maps if maps else None, **more)
 
 
 # ---- Tables 5.1 and 5.2: utilities ---------------------------------------------------------------
@@ -72,18 +86,18 @@ def _utility_table(number: str, panel: str) -> Experiment:
         name=f"fedlinked-table-{number}",
         title=f"Utility coefficients, {panel}",
         paper=f"{PAPER}, Table {number}",
-        cells=[Cell(method="fedlinked", task=TASKS[panel])],
+        cells=[cell("fedlinked", panel)],
         figures=utilities,
         published=printed,
         claims=[above("M0", "M1", "M2"), above("M1", "M0", "M2"), above("M2", "M1", "M0")],
         plot=Dots("utility coefficient in the last round"),
-        quick=_QUICK,
+        quick=QUICK,
         notes=(
             "Rows are receivers; each has the Euclidean norm eta, as the printed ones have.",
             "The last round's coefficients belong to the representations sent in it, that is "
             "before its own training.",
             "The paper prints one value each, without a spread.",
-            *_NOTES,
+            *NOTES,
         ),
     )
 
@@ -149,20 +163,20 @@ def _table_53() -> Experiment:
         title="FedLinked and separated learning",
         paper=f"{PAPER}, Table 5.3",
         cells=[
-            Cell(method=method, task=task, panel=panel, series=series)
-            for panel, task in TASKS.items()
+            cell(method, panel, panel=panel, series=series)
+            for panel in TASKS
             for series, method in ((LINKED, "fedlinked"), (SEPARATED, "local"))
         ],
         figures=stages,
         published=published,
         claims=[*at_every_stage, *for_every_node],
         plot=Dots(figures=tuple(f"{n} {s}" for n in NODES for s in STAGES)),
-        quick=_QUICK,
+        quick=QUICK,
         notes=(
             "First, middle and last are the rounds' own accuracies, before any rollback; `end` is "
             "after rollback. The middle of 7, 10 and 11 rounds is round 4, 5 and 6.",
             "The number of runs behind the paper's standard deviations is not stated.",
-            *_NOTES,
+            *NOTES,
         ),
     )
 
@@ -207,21 +221,22 @@ def _table_61() -> Experiment:
         title="FedLinked with and without its transformation",
         paper=f"{PAPER}, Table 6.1",
         cells=[
-            Cell(
-                method="fedlinked",
-                task=task,
+            cell(
+                "fedlinked",
+                panel,
+                maps=transform,
                 options={"transform": transform},
                 panel=panel,
                 series=series,
             )
-            for panel, task in TASKS.items()
+            for panel in TASKS
             for series, transform in ((WITH, True), (WITHOUT, False))
         ],
         figures=final,
         published=published,
         claims=[*better, same],
         plot=Dots(),
-        quick=_QUICK,
+        quick=QUICK,
         notes=(
             "Accuracies are those at the end, after rollback.",
             "The paper tuned its hyper-parameters again without the transformation and does not "
@@ -229,7 +244,7 @@ def _table_61() -> Experiment:
             "The spread the paper prints beside its mean over models is the mean of their spreads, "
             "which is more than the spread of the mean.",
             "The margin of the equality on SVHN, 0.01, is ours: a unit of what the paper prints.",
-            *_NOTES,
+            *NOTES,
         ),
     )
 
@@ -241,20 +256,20 @@ PRIVATE, LABELLED = "FedAvg, private data", "FedAvg, and all public data with la
 
 
 def _figure(number: str, panel: str) -> Experiment:
-    task = TASKS[panel]
     sweep = [
-        Cell(
-            method="fedlinked",
-            task=task,
+        cell(
+            "fedlinked",
+            panel,
+            maps=share == 1,
             task_options={"public_share": share},
             series=LINKED,
             x=share,
         )
         for share in SHARES
     ]
-    alone = Cell(method="fedavg-trunk", task=task, series=PRIVATE)
+    alone = cell("fedavg-trunk", panel, maps=False, series=PRIVATE)
     labelled = {"label_public": True}
-    helped = Cell(method="fedavg-trunk", task=task, task_options=labelled, series=LABELLED)
+    helped = cell("fedavg-trunk", panel, maps=False, task_options=labelled, series=LABELLED)
     above_helped = [
         Claim(Ref(LINKED, x=share), ">", Ref(LABELLED))
         for share in SHARES
@@ -273,7 +288,7 @@ def _figure(number: str, panel: str) -> Experiment:
             "FedAvg is that of the trunk, with fine-tuned heads. A node's head knows its own "
             "classes only, so it gets the labelled public images of these.",
             "The paper's curves are means of three trainings; three cannot decide an ordering.",
-            *_NOTES,
+            *NOTES,
         ),
     )
 

@@ -28,8 +28,6 @@ _NOT_LISTED = {
     "FedLinked, Tables 4.3 and 4.4": "hyper-parameters: see `polyfed.studies.spaces` and the "
     "recipes of the tasks `cifar10` and `svhn`",
     "FedLinked, Figures 4.2 and 4.3": "searches of hyper-parameters: `polyfed sweep` draws its own",
-    "FedLinked, Figures 5.3 to 5.7": "maps of representations in the plane: no experiment draws "
-    "them yet",
     "LI, Table 1, two rows": "Tiny-ImageNet is not at hand",
 }
 

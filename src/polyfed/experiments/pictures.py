@@ -1,6 +1,6 @@
 """Pictures that are neither lines nor dots: heat maps of distances, and samples in the plane.
 
-Both are drawn from what an experiment keeps of the first run of every cell (`Picture.keep`).
+All are drawn from what an experiment keeps of the first run of every cell (`Picture.keep`).
 """
 
 from __future__ import annotations
@@ -67,3 +67,53 @@ def planes(cells: Sequence[Kept]) -> Figure:
     for axes in grid[len(cells) :]:
         axes.set_visible(False)
     return figure
+
+
+def class_maps(cells: Sequence[Kept]) -> Figure:
+    """The maps {title: {mark: {class: "x,y x,y ..."}}} of every cell, a row a cell.
+
+    A class is a colour and a mark a shape, the same in all maps. Cells have equally many maps.
+    """
+    from matplotlib.figure import Figure
+
+    maps = [groups for cell in cells for groups in cell["kept"].values()]
+    marks = dict(zip(dict.fromkeys(mark for groups in maps for mark in groups), "ox", strict=False))
+    classes = sorted({c for groups in maps for group in groups.values() for c in group})
+    colours = dict(zip(classes, _TEN, strict=False))
+    columns = len(maps) // len(cells)
+    figure = Figure(figsize=(3.6 * columns, 3.7 * len(cells) + 0.7), layout="constrained")
+    grid = figure.subplots(len(cells), columns, squeeze=False)
+    for row, cell in zip(grid, cells, strict=True):
+        for axes, (title, groups) in zip(row, cell["kept"].items(), strict=True):
+            _class_map(axes, groups, marks, colours)
+            axes.set_title(f"{cell['series']}: {title}", loc="left")
+    _class_keys(figure, marks, colours)
+    return figure
+
+
+def _class_map(
+    axes: Axes,
+    groups: Mapping[str, Mapping[str, str]],
+    marks: Mapping[str, str],
+    colours: Mapping[str, str],
+) -> None:
+    for mark, group in groups.items():
+        for c, text in group.items():
+            x, y = zip(*(map(int, point.split(",")) for point in text.split()), strict=True)
+            axes.scatter(x, y, s=9, color=colours[c], marker=marks[mark], linewidths=0.8)
+    axes.set(xticks=[], yticks=[], xlim=(-40, 1039), ylim=(-40, 1039), aspect="equal")
+    axes.spines[:].set(visible=True, color="#DDDDDD")
+
+
+def _class_keys(figure: Figure, marks: Mapping[str, str], colours: Mapping[str, str]) -> None:
+    """What the colours mean, below; what the shapes mean, above, where there is more than one."""
+    from matplotlib.lines import Line2D
+
+    def key(label: str, marker: str, colour: str) -> Line2D:
+        return Line2D([], [], ls="", ms=5, label=label, marker=marker, color=colour)
+
+    handles = [key(c, "o", colour) for c, colour in colours.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=5, handletextpad=0.1)
+    if len(marks) > 1:
+        handles = [key(name, marker, "#555555") for name, marker in marks.items()]
+        figure.legend(handles=handles, loc="outside upper left", ncols=2, handletextpad=0.1)

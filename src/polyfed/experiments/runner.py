@@ -45,7 +45,7 @@ class _Job:
     task: Task
     seed: int
     folder: Path
-    after: Callable[[Run], Mapping[str, float]] | None = None
+    after: Callable[[Run], Mapping[str, Any]] | None = None
 
     @property
     def is_done(self) -> bool:
