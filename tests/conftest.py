@@ -14,15 +14,15 @@ settings.register_profile("default", deadline=None, derandomize=True, max_exampl
 settings.register_profile("explore", deadline=None, max_examples=500)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
-
-TYPED = "deterministic"  # the conformance check with types and shapes checked
+TYPED = "deterministic"  # the conformance check of a method with types and shapes checked
+UNTYPED = {"experiments", "golden", "report", "studies"}  # folders of tests of whole runs
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Check types and shapes in every call, but for most conformance checks of a method.
+    """Check types and shapes in every call, but not where others make the same calls.
 
-    They call the functions that one of them calls, and would take twice as long.
+    It takes as long as the calls themselves.
     """
     case = getattr(item, "callspec", None)
     check = TYPED if case is None else case.params.get("check", TYPED)
-    config.update("jaxtyping_disable", check != TYPED)
+    config.update("jaxtyping_disable", check != TYPED or item.path.parent.name in UNTYPED)

@@ -35,8 +35,8 @@ def live(folder, out, syncs):
     if (folder / "config.yaml").exists():
         run = pf.resume(folder)
     else:
-        method = pf.FedLinked(rounds=6, batch=8, lr=2e-3, init_epochs=2, distil_epochs=1,
-                              finetune_epochs=2, local_epochs=3)
+        method = pf.FedLinked(rounds=6, batch=16, lr=2e-3, init_epochs=1, distil_epochs=1,
+                              finetune_epochs=1, local_epochs=2)
         run = pf.run(method, pf.tasks.digits(labels=4), folder=folder)
     digest = hashlib.blake2b()
     for node in run.nodes.values():
