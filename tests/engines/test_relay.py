@@ -361,6 +361,23 @@ def test_who_has_ended_its_round_has_ended_it_in_the_next_attempt_too(tmp_path: 
     assert metrics(Run.open(tmp_path / "run-M0"), "M0") == metrics(run, "M0")
 
 
+@pytest.mark.parametrize("topology", ["ring", "dual-ring"])
+def test_a_round_that_was_given_up_leaves_nothing_in_the_metrics(
+    topology: str, tmp_path: Path
+) -> None:
+    """M1 has heard M0, has trained and spoken, and so ended its round, when M2 is lost."""
+    relay = relay_of(tmp_path, LI, topology, tiny())
+    relay.away = {3: {"M2"}}
+    relay.conduct()
+    assert absences(tmp_path) == {1: ["M2"]}
+    run = local(relay, topology, absent={1: ["M2"]})
+    assert_as_one_process(relay, run)
+    for name in relay.charter.nodes:
+        done = Run.open(tmp_path / f"run-{name}")
+        assert metrics(done, name) == metrics(run, name)
+        assert [m["tick"] for m in done.metrics if "seconds" in m] == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("method", "topology", "when", "every"),
     [

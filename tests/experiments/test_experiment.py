@@ -130,13 +130,15 @@ def test_quick_keeps_some_points(sweep: Experiment) -> None:
     assert sweep.changes(cells, 2, quick=True) == ["nothing", "cells: 3 → 2"]
 
 
-def test_options_are_for_methods_that_have_them() -> None:
+def test_options_are_for_methods_and_tasks_that_have_them() -> None:
     experiment = Experiment(
         name="n",
         title="t",
         paper="p",
         cells=[CELL, Cell(method="local", task="digits", series="local")],
-        quick=Quick(says="q", options={"distil_epochs": 1}),
+        quick=Quick(
+            says="q", options={"distil_epochs": 1}, task_options={"quick": True, "num_nodes": 5}
+        ),
     )
     linked, local = experiment.scaled(quick=True)
     assert (linked.options, local.options) == ({"distil_epochs": 1}, {})

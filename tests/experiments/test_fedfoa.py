@@ -105,7 +105,7 @@ def test_heterogeneous_and_homogeneous() -> None:
 def test_rounds_and_quick_are_taken(name: str) -> None:
     for cell in ALL[name].scaled(quick=True, rounds=7):
         method, task = cell.make()
-        assert (method.rounds, vars(method)["projection"], vars(task)["quick"]) == (7, 32, True)
+        assert (method.rounds, vars(method)["projection"], vars(task)["quick"]) == (7, 8, True)
 
 
 # ---- what is read from a run ---------------------------------------------------------------------

@@ -119,6 +119,8 @@ def test_every_cell_can_be_made(name: str, quick: bool) -> None:
         method, task = cell.make()
         assert method.rounds == (2 if quick else method.rounds)
         assert task.quick is quick
+        if quick and hasattr(task, "partition"):
+            assert task.num_nodes == (1 if cell.series == "combined data" else 5)
 
 
 def test_the_loops_of_the_figures() -> None:

@@ -405,7 +405,7 @@ def test_figures_have_the_end_even_if_it_is_no_point() -> None:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_quick_is_small(name: str) -> None:
-    """Steps of a node, over all cells: a minute or two on two cores."""
+    """Steps of a node, over all cells: seconds."""
     experiment, steps = EVERY[name], 0
     for cell in experiment.scaled(quick=True):
         method, task = cell.make()
@@ -416,4 +416,4 @@ def test_quick_is_small(name: str) -> None:
         if "samples a step" in experiment.quick.says:
             assert method.lr == pytest.approx(method.batch / 10)
             assert experiment.quick.says.startswith(f"{method.batch:g} samples a step")
-    assert steps * experiment.quick.seeds <= 130_000
+    assert steps * experiment.quick.seeds <= 10_000

@@ -1,5 +1,6 @@
 """All experiments one after the other: nothing stops the others, and nothing is passed over."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -101,9 +102,46 @@ def test_what_is_finished_is_left_out(
 
 
 def test_files_that_are_there(tmp_path: Path, files: Experiment, table: Experiment) -> None:
-    assert absent(table, None) == ""
-    assert "the data folder" in absent(files, tmp_path / "nowhere")
-    assert absent(files, tmp_path).startswith("cifar10: ")
+    assert absent(table, None) == {}
+    assert "the data folder" in absent(files, tmp_path / "nowhere")["cifar10"]
+    assert absent(files, tmp_path).keys() == {"cifar10"}
+
+
+def test_what_there_are_files_for_is_run(
+    tmp_path: Path, table: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two rows of three cells each lack their files; the page names them, and --resume tries."""
+    more = [
+        Cell(method=method, task=task, panel=f"on {task}", series=method)
+        for task in ("svhn", "cifar10")
+        for method in ("local", "fedper", "fedlinked")
+    ]
+    both = replace(table, cells=[*table.cells, *more])
+    settings: Any = {"data": tmp_path, "out": tmp_path, "quick": True, "seeds": [0]}
+    (found,) = reproduce_all([both], **settings)
+    assert (found.state, found.verdicts) == ("done", "undecided 2")
+    assert found.why.startswith("cifar10: CIFAR-10 was not found")
+    assert "; svhn: SVHN" in found.why
+    assert str(found).endswith(f" s; {found.verdicts}; {found.why})")
+    folder = tmp_path / "tiny-table-quick"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert [cell["task"] for cell in summary["cells"]] == ["digits", "digits"]
+    page = (folder / "page.md").read_text()
+    for task in ("cifar10", "svhn"):
+        assert f"- not run, for want of files: {task} (on {task})\n" in page
+    monkeypatch.setattr(experiments, "load", lambda name: both)
+    (again,) = reproduce_all([both], resume=True, **settings)
+    assert again.state == "done"
+    asked: list[Any] = []
+
+    def noted(experiment: Experiment, *, left_out: Any, **settings: Any) -> Results:
+        asked.append(left_out)
+        return Results(experiment, summary)
+
+    monkeypatch.setattr(series, "reproduce", noted)
+    monkeypatch.setattr(series, "absent", lambda *about: {})
+    (whole,) = reproduce_all([both], resume=True, **settings)
+    assert (whole.state, whole.why, asked) == ("done", "", [[]])
 
 
 def test_the_table_tells_all() -> None:

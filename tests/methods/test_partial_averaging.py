@@ -123,6 +123,19 @@ def test_groups_of_their_own_are_separate_federations(
     assert partial.ledger.bytes_sent("M1") == 0
 
 
+@pytest.mark.parametrize("own_start", [False, True])
+@pytest.mark.parametrize("topology", ["star", "groups", "gossip"])
+def test_a_node_of_no_group_trains_alone_and_sends_nothing(topology: str, own_start: bool) -> None:
+    """There is no global model, and M1 is in no group."""
+    common: dict[str, Any] = {"rounds": 2, "batch": 8, "own_start": own_start}
+    method = PartialAveraging(**common, scheme=None, groups="a=6-8-5-3@M0+M2")
+    pair = run(method, tiny(), topology=topology, progress=False)
+    alone = run(PartialAveraging(**common, scheme="0%"), tiny(), progress=False)
+    same(pair.nodes["M1"], alone.nodes["M1"].model.state())
+    assert {"M1" in (c.source, c.to) for c in pair.ledger.crossings() if c.bytes} == {False}
+    assert not pair.faults
+
+
 # ---- the paper ---------------------------------------------------------------------------------
 
 WIDTHS = {"A": (5, 7, 6, 4), "B": (6, 9, 8, 5), "C": (4, 6, 3, 3), "D": (3, 5, 6, 4)}

@@ -144,11 +144,13 @@ def test_cifar_has_the_papers_networks(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_a_quick_look_at_cifar_is_small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(files, "cifar10", lambda folder: cifar(510))
+    monkeypatch.setattr(files, "cifar10", lambda folder: cifar(2010))
     task = Cifar10Encoders(data=tmp_path, quick=True)
     nodes = task.nodes(0)
     assert [len(node.data["train"]) for node in nodes] == [5] * 4
     assert len(nodes[0].data["test"]) == 1
+    aside = Cifar10Encoders(data=tmp_path, quick=True, public=5000).nodes(0)
+    assert [(len(n.data["train"]), len(n.data["public"])) for n in aside] == [(2, 10)] * 4
     assert sum(p.numel() for p in nodes[0].model.net.parameters()) < 200_000
     quick = methods.make("fedfoa", {}, task)
     assert (quick.rounds, quick.warm_up, quick.local_epochs) == (2, 1, 1)

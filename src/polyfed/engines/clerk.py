@@ -8,7 +8,8 @@ node says. The state is one file, so that a clerk that is killed has done an exc
 
 The same exchange once more gets the same answer, and nothing is trained twice. A new attempt at a
 round begins from the state after the round before, unless the node has heard nothing yet and what
-it has done is the same in both: then it says the same again.
+it has done is the same in both: then it says the same again. What came of a round lies with the
+state until the hub has settled it, and is written into the metrics then.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Clerk:
                 "answer": {},
                 "roster": {},
                 "count": 0,
-                "points": [],  # [round, attempt, file]: the states after rounds
+                "points": [],  # [round, attempt, file, *metrics]: the states after rounds
                 "file": None,
                 "round": 0,
                 "over": None,
@@ -141,13 +142,15 @@ class Clerk:
             self._take_up(each)
             self._go_on(each, mine)
             if each is not decision:
-                if not self._is_done(each):
+                point = self._ended(each)
+                if point is None:
                     raise MessageError(f"round {each.round} is settled, and not all of it was sent")
+                self._settle(point)
                 self._save(each.round)
         if decision.round > self.charter.method.rounds and self.accuracy is None:
             self._do(self.player.finish())
             self.accuracy = self._do(self.player.evaluate())
-            self._note("final", self.accuracy)
+            self._write(*self._noted("final", self.accuracy))
         facts["exchange"] = list(number)
         facts["answer"] = {**_named(PLAY, number), "stage": self._stage}
         self._save(decision.round)
@@ -175,6 +178,7 @@ class Clerk:
         if not valid:
             raise MessageError("the hub has no round that was played here: its run is another one")
         base = max(valid)
+        self._settle(base)
         for point in facts["points"]:
             if point is not base and point[0] < decision.round:
                 self._drop(point[2])
@@ -215,9 +219,10 @@ class Clerk:
         self.player.enter(decision.round)
         self.player.heard = {}
 
-    def _is_done(self, decision: Decision) -> bool:
+    def _ended(self, decision: Decision) -> list[Any] | None:
+        """The state after this attempt at a round, if it was played to the end here."""
         done = [decision.round, list(decision.attempt)]
-        return any(point[:2] == done for point in self._desk.facts["points"])
+        return next((p for p in self._desk.facts["points"] if p[:2] == done), None)
 
     def _is_same_so_far(self, now: Decision, then: Decision) -> bool:
         if self._heard or now.round != then.round or self.charter.method.guard:
@@ -236,7 +241,7 @@ class Clerk:
         for key in self.player.heard:
             if key[3] != self.node.name:
                 self._fault(key[3], f"nobody waits for {key}")
-        if self._stage < len(todo) or self._is_done(decision):
+        if self._stage < len(todo) or self._ended(decision) is not None:
             return
         every, last = self.charter.evaluate_every, self.charter.method.rounds
         is_due = decision.round % every == 0 or decision.round == last
@@ -266,11 +271,16 @@ class Clerk:
 
     def _finish_round(self, number: int, attempt: tuple[int, int], *, evaluate: bool) -> None:
         accuracy = self._do(self.player.evaluate()) if evaluate else {}
-        self._note(number, accuracy)
-        self.recorder.metrics.append({"tick": number, "seconds": round(self._spent, 4)})
+        metrics = self._noted(number, accuracy)
+        metrics.append({"tick": number, "seconds": round(self._spent, 4)})
         self._spent = 0.0
         facts = self._desk.facts  # what is saved next is the state after this round
-        facts["points"].append([number, list(attempt), [number, facts["count"] + 1]])
+        facts["points"].append([number, list(attempt), [number, facts["count"] + 1], *metrics])
+
+    def _settle(self, point: list[Any]) -> None:
+        """Nobody can give this round up any more: write down what came of it, once."""
+        self._write(*point[3:])
+        del point[3:]
 
     # ---- state ---------------------------------------------------------------------------------
 
@@ -320,12 +330,16 @@ class Clerk:
                 return end.value
             results = asked.do(self._trainer) if isinstance(asked, Work) else None
 
-    def _note(self, tick: int | str, accuracy: Mapping[Name, float]) -> None:
-        if self.node.notes:
-            self.recorder.metrics.append({"tick": tick, "node": self.node.name, **self.node.notes})
-            self.node.notes.clear()
-        for name, value in accuracy.items():
-            self.recorder.metrics.append({"tick": tick, "node": name, "test_accuracy": value})
+    def _noted(self, tick: int | str, accuracy: Mapping[Name, float]) -> list[dict[str, Any]]:
+        """What was noted at the node, and how good it is, as metrics."""
+        notes = dict(self.node.notes)
+        self.node.notes.clear()
+        found = [{"tick": tick, "node": self.node.name, **notes}] if notes else []
+        return found + [{"tick": tick, "node": n, "test_accuracy": v} for n, v in accuracy.items()]
+
+    def _write(self, *metrics: dict[str, Any]) -> None:
+        for record in metrics:
+            self.recorder.metrics.append(record)
 
     def _fault(self, node: Name, why: str) -> None:
         now = self._decision

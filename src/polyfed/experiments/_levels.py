@@ -118,13 +118,16 @@ def section(number: str, figure: str, **fields: Any) -> Experiment:
 def quick(
     *points: float,
     rounds: int,
-    batch: int = 10,
+    batch: int = 25,
     task: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Quick:
-    """Steps of several samples, few rounds, few points, a smaller task, one seed."""
+    """Steps of several samples, few rounds, few points, a smaller task, one seed.
+
+    A block that is no multiple of a step is rounded up to one.
+    """
     return Quick(
-        says=f"{batch} samples a step, at {batch} times the learning rate",
+        says=f"{batch} samples a step, at {batch} times the learning rate; blocks of whole steps",
         seeds=1,
         options={"rounds": rounds, "batch": batch, "lr": batch * RATE, **options},
         task_options=task or {},

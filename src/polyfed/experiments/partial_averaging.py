@@ -49,7 +49,7 @@ def _block_size() -> Experiment:
         claims=[*above([80], [0, 100], *BLOCKS), *above([80], [15, 30, 60], 500, 1000, 3000)],
         plot=Lines("samples in a block", scale="log"),
         evaluate_every=30,
-        quick=quick(100, 500, rounds=8, task=_FOUR),
+        quick=quick(100, 500, rounds=3, task=_FOUR),
         notes=(
             "Of the block sizes, 50 to 3000, six were chosen.",
             "That partial averaging is always best is put to the test with level 80; that 80 is "
@@ -102,7 +102,7 @@ def _convergence() -> Experiment:
             *above([0], [100], **last),
         ],
         plot=Lines("blocks of 100 samples"),
-        quick=quick(rounds=30, task={"num_nodes": 8, "permuted": 3, "test": 500}),
+        quick=quick(rounds=30, task={**_FOUR, "test": 500}),
         notes=(
             "The beginning, where no averaging leads and 80 is last, is read as the first "
             "averaging: before it the levels do not differ but by chance.",
@@ -122,7 +122,7 @@ def _number_of_peers() -> Experiment:
         claims=[flat, *grow, *above([60, 80], [100], *PEERS)],
         plot=Lines("peers"),
         evaluate_every=30,
-        quick=quick(4, 8, rounds=5),
+        quick=quick(4, 8, rounds=2),
         notes=("Of the numbers of peers, 4 to 16, the multiples of four were chosen.", MARGIN),
     )
 
@@ -193,7 +193,7 @@ def _semi_local() -> Experiment:
         ],
         plot=Lines("samples in a block", scale="log"),
         evaluate_every=100,
-        quick=quick(50, 100, rounds=15),
+        quick=quick(50, 100, rounds=3),
         notes=(
             "Of the block sizes, 25 to 150, four were chosen.",
             "Orderings without a point are of the mean over block sizes; that of 80 and full per "
@@ -230,7 +230,7 @@ def _semi_local_and_local() -> Experiment:
         ],
         plot=Lines("samples in a block", scale="log"),
         evaluate_every=50,
-        quick=quick(100, 200, rounds=20),
+        quick=quick(100, 200, rounds=5),
         notes=(
             "Of the block sizes, 100 to 800, four were chosen; big enough, for full per class to "
             "be above 80, is read as 400 and 800.",
@@ -268,7 +268,7 @@ def _difference_rate() -> Experiment:
         ],
         plot=Lines("digits in the cycle"),
         evaluate_every=30,
-        quick=quick(0, 10, rounds=6, task=_FOUR),
+        quick=quick(0, 10, rounds=2, task=_FOUR),
         notes=(
             f"{_CYCLES} Low is read as 2.",
             "The paper says itself that at 0 the gap between 100 and 80 or 60 is too small.",
@@ -294,7 +294,7 @@ def _permuted_peers() -> Experiment:
         ],
         plot=Lines("peers, of 16, that exchange 8 and 9"),
         evaluate_every=30,
-        quick=quick(0, 4, rounds=6, block=250, task={"num_nodes": 8}),
+        quick=quick(0, 4, rounds=2, block=250, task={"num_nodes": 8}),
         notes=(
             "With 2 peers full averaging is third: below 80 and 60, read here as the two above it.",
             MARGIN,
@@ -320,7 +320,7 @@ def _training_size() -> Experiment:
         ],
         plot=Lines("training samples of a peer", scale="log"),
         evaluate_every=50,
-        quick=quick(250, 1000, rounds=12, task=_FOUR),
+        quick=quick(250, 1000, rounds=4, task=_FOUR),
         notes=(
             "Of the sizes, 250 to 3500, those in the text and two larger ones were chosen.",
             "That 60 is the second best is put to the test against 30. That the size matters more "
@@ -374,7 +374,7 @@ def _layouts() -> Experiment:
         ],
         plot=Lines("digits in the cycle"),
         evaluate_every=50,
-        quick=quick(0, 6, rounds=6, task=_FOUR),
+        quick=quick(0, 6, rounds=2, task=_FOUR),
         notes=(
             f"{_CYCLES} High is read as 8 and 10.",
             "Of the layer of ten that the deeper network adds, the 80 variant shares eight: the "

@@ -163,7 +163,7 @@ def _number_of_writers() -> Experiment:
         claims=claims,
         plot=Lines("peers in a group", scale="log"),
         evaluate_every=200,
-        quick=quick(2, 16, rounds=4, batch=25),
+        quick=quick(16, rounds=2),
         notes=(
             _STAND_IN,
             "As in the paper all peers take part and average within groups. The 64th writer leaves "
@@ -205,9 +205,7 @@ def _vehicles() -> Experiment:
         claims=[claim for time in MOMENTS for claim in above([40], [0, 50], figure=str(time))],
         plot=Lines("blocks of 25 samples"),
         evaluate_every=100,
-        quick=Quick(
-            says="a quarter of the blocks", seeds=1, options={"rounds": 100}, task_options={}
-        ),
+        quick=quick(rounds=100),
         notes=(
             "A part of the data only is at hand: the 8 sensor nodes with more than 50 samples, "
             "not 16, and from 9 to 200 samples to test on, not 200.",
@@ -261,7 +259,7 @@ def _associative() -> Experiment:
         claims=claims,
         plot=Lines("blocks of 3 vectors"),
         evaluate_every=10,
-        quick=Quick(says="half of the blocks", options={"rounds": 20}, task_options={}),
+        quick=Quick(says="half of the blocks", seeds=1, options={"rounds": 20}, task_options={}),
         notes=(
             "The levels are hidden neurons, of 400; the visible ones are shared by all.",
             "How networks start is not said, and it matters: where each starts in its own way, "

@@ -34,6 +34,7 @@ def reproduce(
     seeds: Sequence[int] | None = None,
     rounds: int | None = None,
     only: Sequence[str] = (),
+    left_out: Sequence[str] = (),
     device: str = "cpu",
     jobs: int = 1,
     progress: bool | None = None,
@@ -48,6 +49,7 @@ def reproduce(
         seeds: which; None takes as many as the experiment asks for.
         rounds: so many for every method, instead of the paper's.
         only: cells whose name begins with one of these; none means all.
+        left_out: tasks whose files are absent: their cells are not run, and the summary says so.
         device: cpu, cuda, cuda:0, ...
         jobs: in how many processes.
         progress: True, False, None for terminals only.
@@ -60,7 +62,8 @@ def reproduce(
     chosen = list(range(wanted)) if seeds is None else list(seeds)
     if not chosen or len(set(chosen)) < len(chosen):
         raise ConfigError("seeds: name at least one, and none twice.")
-    cells = _chosen(experiment.scaled(quick=quick, rounds=rounds), only)
+    wished = _chosen(experiment.scaled(quick=quick, rounds=rounds), only)
+    cells = [cell for cell in wished if cell.task not in left_out]
     runs = run_cells(
         cells,
         chosen,
@@ -82,7 +85,11 @@ def reproduce(
         **_together(every, ORIGIN),
         "environment": _together(every, "environment.json"),
         "quick": quick,
-        "changed": experiment.changes(cells, len(chosen), quick=quick),
+        "changed": [
+            *experiment.changes(cells, len(chosen), quick=quick),
+            *(f"not run, for want of files: {_rows(wished, task)}" for task in left_out),
+        ],
+        **({"left_out": list(left_out)} if left_out else {}),
         "seeds": chosen,
         "cells": [_entry(experiment, c, each) for c, each in zip(cells, runs, strict=True)],
     }
@@ -96,6 +103,12 @@ def _chosen(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
             names = ", ".join(dict.fromkeys(cell.label for cell in cells))
             raise ConfigError(f"only {text!r}: no cell's name begins so. There are: {names}.")
     return [cell for cell in cells if not only or cell.label.startswith(tuple(only))]
+
+
+def _rows(cells: Sequence[Cell], task: str) -> str:
+    """The task's rows, by their panels where they have some."""
+    names = dict.fromkeys(cell.panel or cell.label for cell in cells if cell.task == task)
+    return f"{task} ({'; '.join(names)})"
 
 
 def write(results: Results, folder: Path) -> Results:

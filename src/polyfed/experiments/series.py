@@ -26,7 +26,7 @@ class Attempt:
         state: done, finished before, skipped or failed.
         seconds: how long it took, by the clock.
         verdicts: how many of each kind.
-        why: why it was skipped, or how it failed.
+        why: why it was skipped, how it failed, or which files it was done without.
     """
 
     experiment: str
@@ -41,8 +41,8 @@ class Attempt:
         >>> print(Attempt("tiny", "skipped", why="no files"))
         tiny: skipped (no files)
         """
-        more = self.why or f"{self.seconds:.0f} s; {self.verdicts}"
-        return f"{self.experiment}: {self.state} ({more})"
+        done = f"{self.seconds:.0f} s; {self.verdicts}" if self.verdicts else ""
+        return f"{self.experiment}: {self.state} ({'; '.join(filter(None, (done, self.why)))})"
 
 
 def reproduce_all(
@@ -55,14 +55,16 @@ def reproduce_all(
     shown: Callable[[Attempt], None] = lambda attempt: None,
     **settings: Any,
 ) -> list[Attempt]:
-    """Reproduce every experiment whose data are there, whatever comes of the others.
+    """Reproduce every experiment with the data that are there, whatever comes of the others.
+
+    Of an experiment some of whose data are there, those cells are run, and its page says so.
 
     Args:
         experiments: which, one after the other.
         data: folder with the published files.
         out: where to write.
         quick: the small versions.
-        resume: leave out those whose summary is there already.
+        resume: leave out those whose summary is there already, and whole.
         shown: hears of each when it is over.
         settings: what `reproduce` takes besides: seeds, rounds, device, progress.
     """
@@ -91,23 +93,30 @@ def _attempt(
     summary = folder_of(experiment, out, quick) / "summary.json"
     if resume and summary.exists():
         known = Results.read(summary)
-        return Attempt(experiment.name, "finished before", verdicts=known.tally())
-    why = experiment.cannot or absent(experiment, data, quick)
-    if why:
+        if not known.summary.get("left_out"):
+            return Attempt(experiment.name, "finished before", verdicts=known.tally())
+    if experiment.cannot:
+        return Attempt(experiment.name, "skipped", why=experiment.cannot)
+    missing = absent(experiment, data, quick)
+    why = "; ".join(f"{task}: {said}" for task, said in missing.items())
+    if missing and all(cell.task in missing for cell in experiment.cells):
         return Attempt(experiment.name, "skipped", why=why)
-    results = reproduce(experiment, data=data, out=out, quick=quick, **settings)
-    return Attempt(experiment.name, "done", verdicts=results.tally())
+    results = reproduce(
+        experiment, data=data, out=out, quick=quick, left_out=list(missing), **settings
+    )
+    return Attempt(experiment.name, "done", verdicts=results.tally(), why=why)
 
 
-def absent(experiment: Experiment, data: Path | None, quick: bool = False) -> str:
-    """What an experiment's tasks say of the files they do not find; empty if all are there."""
+def absent(experiment: Experiment, data: Path | None, quick: bool = False) -> dict[str, str]:
+    """The tasks of an experiment that do not find their files, and what they say of them."""
     cells = {cell.task: cell for cell in experiment.scaled(quick=quick)}
+    found = {}
     for name in experiment.needs:
         try:
             cells[name].make(data)[1].nodes(0)
         except DataError as error:
-            return f"{name}: {_line(error)}"
-    return ""
+            found[name] = _line(error)
+    return found
 
 
 def _line(error: Exception) -> str:

@@ -182,6 +182,8 @@ def _index(
         shapes: of the node's tensors.
         device: where to keep the places.
     """
+    if not models:
+        return {}  # a node of no group, where there is no global model, shares nothing
     net = {name: TensorSpec(shape) for name, shape in shapes}
     sizes = {str(i): cells for i, (cells, _) in enumerate(models)}
     depends = {str(i): frozenset(map(str, above)) for i, (_, above) in enumerate(models)}

@@ -39,7 +39,7 @@ from polyfed.train.kinds import with_hub
 
 Recipe = Mapping[str, Any]
 _QUICK = {"rounds": 2, "warm_up": 1, "local_epochs": 1, "distil_steps": 5}
-_QUICK_SHARE = 25
+_QUICK_SHARE = 100
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class EncodersTask(Task):
     Attributes:
         encoders: kinds of networks, with commas between them; nodes take them in turn.
         num_nodes: number of nodes.
-        public: images set aside without labels, that all nodes hold.
+        public: images set aside without labels, that all nodes hold; quick, half of them at most.
         probe: whose labelled images features are evaluated by: a node's own, or those of all.
         hub: a hub that holds them too, with a network of each kind, for the feddf methods.
     """
@@ -91,12 +91,13 @@ class EncodersTask(Task):
         pools = self.pools()
         x, y = pools.x, pools.y
         order = pools.learn[torch.randperm(len(pools.learn), generator=stream(seed, self.name))]
-        if len(order) - self.public < self.num_nodes:
+        aside = min(self.public, len(order) // 2) if self.quick else self.public
+        if len(order) - aside < self.num_nodes:
             raise ConfigError(
-                f"public={self.public} leaves {max(0, len(order) - self.public)} of {len(order)} "
+                f"public={self.public} leaves {max(0, len(order) - aside)} of {len(order)} "
                 f"images for {self.num_nodes} nodes. Set fewer aside."
             )
-        public, rest = order[: self.public], order[self.public :]
+        public, rest = order[:aside], order[aside:]
         size = len(rest) // self.num_nodes
         common: Any = {"test": (x[pools.test], y[pools.test])}
         common |= {"public": x[public]} if self.public else {}

@@ -164,6 +164,7 @@ def _dealt(
     return tuple(dealt)
 
 
+@lru_cache(maxsize=1)  # every federation of them has slices of these
 def _mnist(folder: Path) -> Images:
     images = files.mnist(folder)
     train, test = files.official_split(images)

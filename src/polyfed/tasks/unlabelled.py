@@ -221,7 +221,9 @@ class MnistSets(SetsTask):
         learn = learn[torch.randperm(len(learn), generator=stream(seed, "sets", "pools"))]
         if self.quick:
             learn, test = learn[::_QUICK_SHARE], test[::_QUICK_SHARE]
-        return Pools((images.x.float() / 255 - _MEAN) / _SD, images.y, learn, test)
+        kept = torch.cat([learn, test])
+        x, order = (images.x[kept].float() / 255 - _MEAN) / _SD, torch.arange(len(kept))
+        return Pools(x, images.y[kept], order[: len(learn)], order[len(learn) :])
 
     def make_network(self) -> nn.Module:
         """DigitModel on the grey image in three equal channels, or the small network."""
