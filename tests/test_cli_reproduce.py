@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -91,7 +92,7 @@ sys.exit(", ".join(sorted({"torch", "numpy", "matplotlib", "polyfed.core"} & set
 def test_options_are_frozen() -> None:
     """A change here is a change of what people type: say so in the news."""
     text = call("reproduce", "--help").stdout
-    options = ["all", "data", "quick", "seeds", "rounds", "resume", "device", "out", "json"]
+    options = ["all", "data", "quick", "seeds", "rounds", "with", "resume", "device", "out", "json"]
     for name in [*options, "[no-]progress"]:
         assert f"--{name} " in text
 
@@ -127,6 +128,17 @@ def test_reproduce_as_json_with_a_plot(monkeypatch: pytest.MonkeyPatch) -> None:
         "picture": "here/tiny-table/plot.png",
     }
     assert all(Path(path).stat().st_size for path in said["files"].values())
+
+
+def test_another_reading_of_the_paper() -> None:
+    args = ("tiny-table", "--rounds", "1", "--seeds", "1", "--with", "lr=0.5", "--with", "labels=5")
+    text = call("reproduce", *args).stdout
+    assert re.search(r"lr [\d.e-]+ → 0\.5", text)
+    assert "task digits: labels 15 → 5" in text
+    folder = Path("results/tiny-table-labels=5-lr=0.5")
+    command = json.loads((folder / "summary.json").read_text())["command"]
+    assert "--rounds 1 --with lr=0.5 --with labels=5 --device cpu" in command
+    assert not Path("results/tiny-table").exists()  # the paper's setting has its own place
 
 
 def test_progress_says_which_run_of_how_many() -> None:
@@ -248,6 +260,9 @@ def test_list() -> None:
         ([], "reproduce: name one experiment (see: polyfed experiments), or --all"),
         (["tiny-table", "--all"], "reproduce: name one experiment"),
         (["--all", "--only", "alone"], "--only chooses cells of one experiment"),
+        (["--all", "--with", "lr=1"], "--with reads one experiment in another way"),
+        (["tiny-table", "--with", "lrr=1"], "lrr=1: no method and no task of tiny-table has that"),
+        (["tiny-table", "--with", "lr"], "write name=value"),
         (["tiny-table", "--resume"], "--resume belongs to --all"),
         (["tiny-table", "--qick"], "unknown option of polyfed reproduce 'qick'"),
     ],

@@ -98,6 +98,19 @@ def test_the_network_is_the_papers(mnist: Path) -> None:
     assert bool(((out > 0) & (out < 1)).all())
 
 
+def test_networks_may_start_in_other_ways() -> None:
+    sizes = [2560, 800, 200]
+    steep = DigitsPermuted(weights="xavier:4").nodes(0)[0].model.state()
+    wide = DigitsPermuted(weights="uniform:0.5").nodes(0)[0].model.state()
+    assert [t.numel() for n, t in wide.items() if "weight" in n] == sizes
+    for name, tensor in steep.items():
+        bound = 4 * (6 / sum(tensor.shape)) ** 0.5 if "weight" in name else 0.0
+        assert float(tensor.abs().max()) == pytest.approx(bound, rel=0.02)
+    for name, tensor in wide.items():  # biases too
+        assert 0.2 < float(tensor.abs().max()) <= 0.5, name
+        assert float(tensor.min()) < 0 < float(tensor.max())
+
+
 def test_seeds_change_the_weights_and_not_the_data() -> None:
     task = DigitsPermuted()
     one, other, again = task.nodes(0), task.nodes(1), task.nodes(0)
@@ -172,6 +185,10 @@ def test_recipes() -> None:
         ({"hidden": "0"}, "hidden '0': write widths"),
         ({"train": 0}, "DigitsPermuted.train must be >= 1"),
         ({"head": "softmax"}, "DigitsPermuted.head must be one of"),
+        ({"weights": "normal:1"}, "weights 'normal:1': write xavier:1"),
+        ({"weights": "xavier"}, "weights 'xavier': write xavier:1"),
+        ({"weights": "uniform:0"}, "weights 'uniform:0': write"),
+        ({"weights": "uniform:inf"}, "weights 'uniform:inf': write"),
     ],
 )
 def test_wrong_options_are_errors(settings: dict[str, Any], said: str) -> None:

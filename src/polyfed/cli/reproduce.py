@@ -32,6 +32,14 @@ HowMany = Annotated[
     str | None, typer.Option("--seeds", help="how many (5), or which (3,7,9); else its own")
 ]
 Rounds = Annotated[int | None, typer.Option("--rounds", help="instead of the paper's")]
+Reading = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--with",
+        help="another reading of the paper: options of its methods or tasks; may be repeated",
+        metavar="OPTION=VALUE",
+    ),
+]
 Only = Annotated[
     list[str] | None,
     typer.Option("--only", help="cells whose name begins so, such as a data set; may be repeated"),
@@ -57,6 +65,7 @@ def reproduce_command(
     quick: IsQuick = False,
     seeds: HowMany = None,
     rounds: Rounds = None,
+    reading: Reading = None,
     only: Only = None,
     resume: Resumed = False,
     device: Device = "cpu",
@@ -74,9 +83,10 @@ def reproduce_command(
     from polyfed import experiments
     from polyfed.experiments.reproduce import reproduce
     from polyfed.experiments.results import folder_of
-    from polyfed.options import parse_seeds
+    from polyfed.options import parse_label, parse_seeds
 
-    _agree(name, every, only, resume)
+    _agree(name, every, only, reading, resume)
+    other = parse_label(":" + ",".join(reading or ()))[1]
     settings: Any = {
         "data": data,
         "out": out,
@@ -92,20 +102,28 @@ def reproduce_command(
             _reproduce_all(settings, resume, as_json)
             return
         experiment = experiments.load(name)
-        results = reproduce(experiment, only=only or (), **settings)
+        results = reproduce(experiment, only=only or (), reading=other, **settings)
     except KeyboardInterrupt as error:
         typer.echo("interrupted; the same command goes on from here", err=True)
         raise typer.Exit(130) from error
-    _show(results, folder_of(experiment, out, quick), as_json)
+    _show(results, folder_of(experiment, out, quick, other), as_json)
 
 
-def _agree(name: str | None, every: bool, only: list[str] | None, resume: bool) -> None:
+def _agree(
+    name: str | None,
+    every: bool,
+    only: list[str] | None,
+    reading: list[str] | None,
+    resume: bool,
+) -> None:
     from polyfed.errors import ConfigError
 
     if every == (name is not None):
         raise ConfigError("reproduce: name one experiment (see: polyfed experiments), or --all.")
     if every and only:
         raise ConfigError("--only chooses cells of one experiment: name it instead of --all.")
+    if every and reading:
+        raise ConfigError("--with reads one experiment in another way: name it instead of --all.")
     if resume and not every:
         raise ConfigError("--resume belongs to --all: an experiment by itself always goes on.")
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from polyfed import methods, tasks
@@ -271,14 +272,33 @@ class Experiment:
         """The tasks whose published files it reads."""
         return sorted({c.task for c in self.cells if tasks.load(c.task).needs_data})
 
-    def scaled(self, *, quick: bool = False, rounds: int | None = None) -> list[Cell]:
-        """The cells to run: the paper's, the quick ones, or those with so many rounds."""
+    def scaled(
+        self,
+        *,
+        quick: bool = False,
+        rounds: int | None = None,
+        reading: Mapping[str, Any] = MappingProxyType({}),
+    ) -> list[Cell]:
+        """The cells to run: the paper's, or changed.
+
+        Args:
+            quick: the small ones.
+            rounds: so many for every method.
+            reading: options of methods and tasks that have them, read in another way.
+        """
         cells = list(self.cells)
         if quick:
             points = self.quick.points
             kept = [c for c in cells if not points or c.x is None or c.x in points]
             cells = [_with(c, self.quick.options, self.quick.task_options) for c in kept]
-        return cells if rounds is None else [_with(c, {"rounds": rounds}, {}) for c in cells]
+        more = {} if rounds is None else {"rounds": rounds}
+        changed = [_with(c, {**more, **reading}, reading) for c in cells]
+        for name, value in reading.items():
+            if not any(name in c.options or name in c.task_options for c in changed):
+                raise ConfigError(
+                    f"{name}={value}: no method and no task of {self.name} has that option."
+                )
+        return changed
 
     def changes(self, cells: Sequence[Cell], seeds: int, *, quick: bool = False) -> list[str]:
         """What differs from the paper's setting, in words; fewer seeds do, more do not."""

@@ -2,7 +2,8 @@
 
 OUT/runs/                          the run folders, shared by experiments (see `runner`)
 OUT/NAME/summary.json              the figures of every cell and seed, and how they came about
-OUT/NAME/page.md, plot.svg, .png   made from the summary; --quick has NAME-quick
+OUT/NAME/page.md, plot.svg, .png   made from the summary; --quick has NAME-quick, and another
+                                   reading NAME-OPTION=VALUE
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 import json
 import shlex
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from polyfed.engines.run import Run, plain
@@ -33,6 +35,7 @@ def reproduce(
     quick: bool = False,
     seeds: Sequence[int] | None = None,
     rounds: int | None = None,
+    reading: Mapping[str, Any] = MappingProxyType({}),
     only: Sequence[str] = (),
     left_out: Sequence[str] = (),
     device: str = "cpu",
@@ -48,6 +51,7 @@ def reproduce(
         quick: the small version, which says what it scaled.
         seeds: which; None takes as many as the experiment asks for.
         rounds: so many for every method, instead of the paper's.
+        reading: options of methods and tasks, where the paper can be read in another way.
         only: cells whose name begins with one of these; none means all.
         left_out: tasks whose files are absent: their cells are not run, and the summary says so.
         device: cpu, cuda, cuda:0, ...
@@ -62,7 +66,7 @@ def reproduce(
     chosen = list(range(wanted)) if seeds is None else list(seeds)
     if not chosen or len(set(chosen)) < len(chosen):
         raise ConfigError("seeds: name at least one, and none twice.")
-    wished = _chosen(experiment.scaled(quick=quick, rounds=rounds), only)
+    wished = _chosen(experiment.scaled(quick=quick, rounds=rounds, reading=reading), only)
     cells = [cell for cell in wished if cell.task not in left_out]
     runs = run_cells(
         cells,
@@ -78,7 +82,7 @@ def reproduce(
     summary = {
         "format": FORMAT,
         "experiment": experiment.name,
-        "command": _command(experiment.name, cells, chosen, quick, rounds, only, device),
+        "command": _command(experiment.name, cells, chosen, quick, rounds, reading, only, device),
         "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
         "commit": "unknown",
         "device": device,
@@ -93,7 +97,7 @@ def reproduce(
         "seeds": chosen,
         "cells": [_entry(experiment, c, each) for c, each in zip(cells, runs, strict=True)],
     }
-    return write(Results(experiment, summary), folder_of(experiment, out, quick))
+    return write(Results(experiment, summary), folder_of(experiment, out, quick, reading))
 
 
 def _chosen(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
@@ -153,6 +157,7 @@ def _command(
     seeds: Sequence[int],
     quick: bool,
     rounds: int | None,
+    reading: Mapping[str, Any],
     only: Sequence[str],
     device: str,
 ) -> str:
@@ -165,6 +170,7 @@ def _command(
         "--quick" * quick,
         f"--seeds {len(seeds) if counted else which}",
         f"--rounds {rounds}" if rounds else "",
+        *(f"--with {shlex.quote(f'{name}={value}')}" for name, value in reading.items()),
         *(f"--only {shlex.quote(text)}" for text in only),
         f"--device {device}",
     ]

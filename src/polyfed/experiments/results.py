@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from polyfed import experiments
@@ -170,9 +171,15 @@ class Results:
         return Grid(panel, figure, series, rows)
 
 
-def folder_of(experiment: Experiment, out: Path, quick: bool = False) -> Path:
+def folder_of(
+    experiment: Experiment,
+    out: Path,
+    quick: bool = False,
+    reading: Mapping[str, Any] = MappingProxyType({}),
+) -> Path:
     """Where the summary, page and plots of an experiment are."""
-    return out / (experiment.name + "-quick" * quick)
+    other = "".join(f"-{name}={value}" for name, value in sorted(reading.items()))
+    return out / (experiment.name + other.replace("/", "_") + "-quick" * quick)
 
 
 def state_of(experiment: Experiment, out: Path) -> str:

@@ -15,7 +15,7 @@ from polyfed import check
 from polyfed.core.data import Data
 from polyfed.core.node import Node
 from polyfed.errors import ConfigError
-from polyfed.models.mlp import sigmoid_mlp
+from polyfed.models.mlp import Start, sigmoid_mlp
 from polyfed.tasks.task import Task, node_names, shortened
 
 PARTIAL = ("partial-averaging", "dynamic-averaging", "auto-slices")
@@ -39,6 +39,7 @@ class Perceptrons(Task):
         test: samples that each node is tested on.
         hidden: widths of the hidden layers, 300=100.
         head: outputs pass a sigmoid, as in the paper, or not, as cross-entropy wants it.
+        weights: how networks start, which the paper leaves open: xavier:GAIN or uniform:BOUND.
     """
 
     training: ClassVar[Mapping[str, Any]]  # of the methods with partial models
@@ -48,11 +49,13 @@ class Perceptrons(Task):
     test: int
     hidden: str = "300=100"
     head: Literal["sigmoid", "linear"] = "sigmoid"
+    weights: str = "xavier:1"
 
     def __post_init__(self) -> None:
         for name in ("num_nodes", "train", "test"):
             check.at_least(self, name, 1)
         check.one_of(self, "head", ("sigmoid", "linear"))
+        Start.parse(self.weights)
         if not all(width.strip().isdecimal() and int(width) for width in self.hidden.split("=")):
             raise ConfigError(f"hidden '{self.hidden}': write widths with = between them: 300=100.")
 
@@ -68,7 +71,8 @@ class Perceptrons(Task):
     def federation(self, seed: int, data: Sequence[Data], classes: tuple[str, ...]) -> list[Node]:
         """A node for each of these, with its perceptron."""
         widths = [data[0]["train"].x[0].numel(), *map(int, self.hidden.split("=")), len(classes)]
-        make = partial(sigmoid_mlp, *widths, sigmoid_head=self.head == "sigmoid")
+        start, is_sigmoid = Start.parse(self.weights), self.head == "sigmoid"
+        make = partial(sigmoid_mlp, *widths, sigmoid_head=is_sigmoid, weights=start)
         names = node_names(len(data))
         return [
             Node(name, own, self.network(seed, name, make), classes)
