@@ -15,7 +15,7 @@ settings.register_profile("explore", deadline=None, max_examples=500)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 TYPED = "deterministic"  # the conformance check of a method with types and shapes checked
-UNTYPED = {"experiments", "golden", "report", "studies"}  # folders of tests of whole runs
+UNTYPED = {"tests", "experiments", "golden", "report", "studies"}  # folders: whole runs
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -1,7 +1,7 @@
 """polyfed: train models together across parties that differ.
 
 >>> import polyfed as pf
->>> run = pf.run(pf.FedLinked(rounds=1, init_epochs=1), pf.tasks.digits(), seed=0)
+>>> run = pf.run(pf.FedPer(rounds=1), pf.tasks.digits(), seed=0)
 >>> sorted(run.accuracy)
 ['M0', 'M1', 'M2']
 """
