@@ -322,7 +322,7 @@ def test_figures_share_runs_and_keep_what_they_show(
 
 
 def test_a_picture_has_a_row_a_cell_a_colour_a_class_and_a_shape_a_mark() -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="pictures need polyfed[plots]")
     left = {OWN: {"cat": "0,1 2,3", "dog": "4,5"}, OTHER: {"ship": "6,7"}}
     right = {OWN: {"ship": "8,9"}, OTHER: {"cat": "10,11"}}
     cells = [{"series": s, "kept": {"M0": left, "M1": right}} for s in ("separated", "FedLinked")]
@@ -347,6 +347,6 @@ def test_a_picture_has_a_row_a_cell_a_colour_a_class_and_a_shape_a_mark() -> Non
 
 
 def test_one_shape_needs_no_legend() -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="pictures need polyfed[plots]")
     figure = pictures.class_maps([{"series": "a", "kept": {"M0": {OWN: {"cat": "0,1 999,0"}}}}])
     assert len(figure.legends) == 1

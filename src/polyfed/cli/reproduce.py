@@ -83,10 +83,10 @@ def reproduce_command(
     from polyfed import experiments
     from polyfed.experiments.reproduce import reproduce
     from polyfed.experiments.results import folder_of
-    from polyfed.options import parse_label, parse_seeds
+    from polyfed.options import parse_seeds
 
     _agree(name, every, only, reading, resume)
-    other = parse_label(":" + ",".join(reading or ()))[1]
+    other = dict(map(_option, reading or ()))
     settings: Any = {
         "data": data,
         "out": out,
@@ -126,6 +126,16 @@ def _agree(
         raise ConfigError("--with reads one experiment in another way: name it instead of --all.")
     if resume and not every:
         raise ConfigError("--resume belongs to --all: an experiment by itself always goes on.")
+
+
+def _option(text: str) -> tuple[str, str]:
+    """An option of another reading, and its value."""
+    from polyfed.errors import ConfigError
+
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise ConfigError(f"--with {text}: write OPTION=VALUE, as weights=xavier:4.")
+    return name.strip().replace("-", "_"), value
 
 
 def _reproduce_all(settings: dict[str, Any], resume: bool, as_json: bool) -> None:
