@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyfed.cli.commands import AsJson, Device, Shown, app
+from polyfed.cli.commands import AsJson, Device, Precise, Shown, app
 from polyfed.cli.dynamic import Command
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def reproduce_command(
     only: Only = None,
     resume: Resumed = False,
     device: Device = "cpu",
+    precision: Precise = "float32",
     jobs: Jobs = 1,
     out: Out = Path("results"),
     as_json: AsJson = False,
@@ -94,6 +95,7 @@ def reproduce_command(
         "seeds": None if seeds is None else parse_seeds(seeds),
         "rounds": rounds,
         "device": device,
+        "precision": precision,
         "jobs": jobs,
         "progress": progress,
     }

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from polyfed.core.model import Precision
 from polyfed.engines.run import Run, plain
 from polyfed.errors import ConfigError, RunError
 from polyfed.experiments import plot
@@ -39,6 +40,7 @@ def reproduce(
     only: Sequence[str] = (),
     left_out: Sequence[str] = (),
     device: str = "cpu",
+    precision: Precision = "float32",
     jobs: int = 1,
     progress: bool | None = None,
 ) -> Results:
@@ -55,6 +57,7 @@ def reproduce(
         only: cells whose name begins with one of these; none means all.
         left_out: tasks whose files are absent: their cells are not run, and the summary says so.
         device: cpu, cuda, cuda:0, ...
+        precision: what networks compute in; bfloat16 is for GPUs.
         jobs: in how many processes.
         progress: True, False, None for terminals only.
     """
@@ -74,6 +77,7 @@ def reproduce(
         out / "runs",
         data=data,
         device=device,
+        precision=precision,
         evaluate_every=experiment.evaluate_every,
         jobs=jobs,
         progress=progress,
@@ -82,7 +86,8 @@ def reproduce(
     summary = {
         "format": FORMAT,
         "experiment": experiment.name,
-        "command": _command(experiment.name, cells, chosen, quick, rounds, reading, only, device),
+        "command": _command(experiment.name, cells, chosen, quick, rounds, reading, only, device)
+        + (f" --precision {precision}" if precision != "float32" else ""),
         "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
         "commit": "unknown",
         "device": device,
@@ -91,6 +96,7 @@ def reproduce(
         "quick": quick,
         "changed": [
             *experiment.changes(cells, len(chosen), quick=quick),
+            *([] if precision == "float32" else [f"networks compute in {precision}"]),
             *(f"not run, for want of files: {_rows(wished, task)}" for task in left_out),
         ],
         **({"left_out": list(left_out)} if left_out else {}),

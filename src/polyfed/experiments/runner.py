@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.core.method import Method
+from polyfed.core.model import Precision
 from polyfed.core.node import Node
 from polyfed.engines.progress import Progress, shares, suited
 from polyfed.engines.run import Run, begin, check_run, finish_together, plain
@@ -60,6 +61,7 @@ def run_cells(
     *,
     data: Path | None = None,
     device: str = "cpu",
+    precision: Precision = "float32",
     evaluate_every: int = 1,
     jobs: int = 1,
     progress: bool | None = None,
@@ -75,13 +77,18 @@ def run_cells(
         folder: where the run folders are.
         data: folder with published files, for tasks that read them.
         device: cpu, cuda, cuda:0, ...
+        precision: what networks compute in; bfloat16 is for GPUs.
         evaluate_every: rounds between evaluations.
         jobs: in how many processes.
         progress: True, False, None for terminals only.
     """
     if jobs < 1:
         raise ConfigError(f"jobs must be >= 1, got {jobs}.")
-    settings: dict[str, Any] = {"device": device, "evaluate_every": evaluate_every}
+    settings: dict[str, Any] = {
+        "device": device,
+        "precision": precision,
+        "evaluate_every": evaluate_every,
+    }
     every = _jobs(cells, seeds, folder, data, settings)
     left = {job.folder: job for job in every if not job.is_done}  # equal cells are one
     _check(list(left.values()), settings)
@@ -173,6 +180,7 @@ def _key(
     every = settings["evaluate_every"]
     kind = str(settings["device"]).partition(":")[0]
     more = [] if after is None else [after.__qualname__]
+    more += [] if settings["precision"] == "float32" else [settings["precision"]]
     options = {n: v for n, v in plain(method).items() if n != "guard" or v}
     said = json.dumps([options, options_of(task), kind, every, *more], sort_keys=True)
     digest = hashlib.blake2b(said.encode(), digest_size=5).hexdigest()

@@ -22,7 +22,7 @@ from polyfed.core.model import evaluating
 from polyfed.core.node import Node
 from polyfed.core.phase import Optimiser
 from polyfed.random import ambient
-from polyfed.train.deferred import DeferredStepper, can_defer
+from polyfed.train.deferred import DeferredStepper, FusedStepper, can_defer, can_fuse
 from polyfed.train.evaluate import rows_per_batch
 from polyfed.train.loop import Fitted, training_split
 from polyfed.train.stepper import Loss, RowMajorLinear, Stepper
@@ -145,7 +145,9 @@ class Cohort:
         return [track.fitted() for track in self.everyone]
 
     def _new_stepper(self) -> Stepper:
-        return DeferredStepper(self) if can_defer(self) else Stepper(self)
+        if not can_defer(self):
+            return Stepper(self)
+        return FusedStepper(self) if can_fuse(self) else DeferredStepper(self)
 
     def _rows_of(self, tracks: Sequence[Track]) -> list[int]:
         row = {id(track): i for i, track in enumerate(self.rows)}

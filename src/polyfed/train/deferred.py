@@ -8,12 +8,14 @@ W - sum_j lr delta_j x_j', so its output for sample k is
 with delta_j the gradient at its output for sample j. For a chunk of samples all W x_k and all inner
 products are two matrix products; each step then moves only the later layers, and W moves at the end
 of the chunk by a third. The first layer of 784-300-100-10 has nine tenths of the weights, and one
-sample at a time, reading and writing them is what takes the time.
+sample at a time, reading and writing them is what takes the time. On a GPU the steps of a chunk are
+one kernel where the network is of sigmoids (`kernels`): then the later layers stay where they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 _CHUNK = 64
 _WIDE = 4 * _CHUNK  # inputs from which it pays: below, the inner products cost as much
 _SHAPES = (nn.Flatten, nn.Identity)  # modules that leave the data as they are
+_MOST_HELD = 48 << 10  # weights of one layer that fit into registers
 
 
 def can_defer(cohort: Cohort) -> bool:
@@ -62,6 +65,36 @@ def first_layer(net: nn.Module) -> nn.Linear | None:
     return net if type(net) is nn.Linear else None
 
 
+def can_fuse(cohort: Cohort) -> bool:
+    """Whether a cohort that can be deferred is of networks for which there is a kernel."""
+    layers, moving = sigmoid_layers(cohort.loss.net), cohort.moving
+    return (
+        cohort.graph
+        and find_spec("triton") is not None
+        and type(cohort.phase.objective) is SquaredError
+        and all(_are_classes(t.split.y) for t in cohort.rows)
+        and len(layers) in (3, 4)
+        and all(t.dtype == torch.float32 for t in moving.values())
+        and all(name in moving for name, _ in cohort.loss.net.named_parameters())
+        and layers[1].weight.numel() <= _MOST_HELD
+        and all(layer.weight.numel() <= _MOST_HELD // 8 for layer in layers[2:])
+    )
+
+
+def sigmoid_layers(net: nn.Module) -> list[nn.Linear]:
+    """The layers of a network that is linear, sigmoid, linear, sigmoid and so on; else none.
+
+    >>> sigmoid_layers(nn.Sequential(nn.Flatten(), nn.Linear(3, 2), nn.Sigmoid()))
+    [Linear(in_features=3, out_features=2, bias=True)]
+    >>> sigmoid_layers(nn.Sequential(nn.Linear(3, 2), nn.ReLU()))
+    []
+    """
+    plain = [m for m in net.modules() if type(m) is not nn.Sequential and type(m) not in _SHAPES]
+    layers = [m for m in plain[::2] if type(m) is nn.Linear and m.bias is not None]
+    gates = [m for m in plain[1::2] if type(m) is nn.Sigmoid]
+    return layers if len(layers) == len(gates) and 2 * len(layers) == len(plain) else []
+
+
 class DeferredStepper(Stepper):
     """Steps of all rows, chunk by chunk."""
 
@@ -71,7 +104,7 @@ class DeferredStepper(Stepper):
         if layer is None or self.pool.y is None:
             raise ValueError("these rows cannot be deferred; ask `can_defer` first.")
         self.name = _name_of(layer.weight, cohort.loss.net)
-        self.chunk = min(_CHUNK, self.capacity)
+        self.chunk = _CHUNK
         weight, shape = cohort.moving[self.name].detach(), (len(self.tracks), self.chunk)
         self.rates = weight.new_tensor([t.job.phase.optimiser.lr for t in self.tracks])[
             :, None, None
@@ -88,7 +121,7 @@ class DeferredStepper(Stepper):
         for first in range(0, len(widths), self.chunk):
             size = min(self.chunk, len(widths) - first)
             x = self._open(first, size)
-            self._steps(widths[first : first + size])
+            self._take(first, widths[first : first + size])
             weight = self.cohort.moving[self.name].detach()
             weight.baddbmm_((self.deltas[:, :size] * self.rates).mT, x, alpha=-1)
 
@@ -103,6 +136,10 @@ class DeferredStepper(Stepper):
         self.deltas.zero_()
         self.within.zero_()
         return x
+
+    def _take(self, first: int, widths: Sequence[int]) -> None:
+        """The steps of a chunk."""
+        self._steps(widths)
 
     def _step(self, width: int) -> None:
         cohort, at = self.cohort, self.within
@@ -135,6 +172,42 @@ class DeferredStepper(Stepper):
         tensors[weight] = tensors[weight].detach()
         losses: Tensor = vmap(one, randomness="different")(tensors, z, y)
         return losses
+
+
+class FusedStepper(DeferredStepper):
+    """The steps of a chunk as one kernel."""
+
+    def __init__(self, cohort: Cohort) -> None:
+        super().__init__(cohort)
+        layers = sigmoid_layers(cohort.loss.net)
+        name = {id(p): name for name, p in cohort.loss.net.named_parameters()}
+        of = {id(p): cohort.moving[name[id(p)]].detach() for layer in layers for p in _both(layer)}
+        self.bias = of[id(layers[0].bias)]
+        self.layers = [(of[id(layer.weight)], of[id(layer.bias)]) for layer in layers[1:]]
+
+    def _take(self, first: int, widths: Sequence[int]) -> None:
+        from polyfed.train.kernels import run_chunk
+
+        size = len(widths)
+        run_chunk(
+            self.layers,
+            self.bias,
+            self.rates.flatten(),
+            self.outputs,
+            self.inner,
+            self.labels,
+            self.deltas,
+            self.losses[:, first : first + size],
+            size,
+        )
+
+
+def _are_classes(y: Tensor | None) -> bool:
+    return y is not None and y.dtype == torch.int64 and y.dim() == 1
+
+
+def _both(layer: nn.Linear) -> tuple[Tensor, Tensor]:
+    return layer.weight, layer.bias
 
 
 class _Given(TorchFunctionMode):
