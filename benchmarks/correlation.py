@@ -1,12 +1,14 @@
 """FedFoA's term: the n x n form of `polyfed.maths.correlation` against the paper's m x n SVD.
 
-    python benchmarks/correlation.py [--device cuda] [--peers 3 31] [--json FILE]
+    python benchmarks/correlation.py [--device cuda] [--peers 3 31] [--parts] [--json FILE]
 
-Loss and gradient of a batch of 500 projections of 256 numbers, all peers heard. The literal form
+Loss and gradient of a batch of 500 projections of 256 numbers, all peers heard, as in training:
+what depends on the peers alone is computed once. The literal form
 takes the SVD of R_j Z^T for one peer after another; `detached` holds Q* fixed, as ours does,
 `through` differentiates the SVD. All are compared with `detached` in float64. The share of a
 training step is that of BYOL on a ResNet-18 with 32 x 32 images (on a GPU in bfloat16). On a CPU
 one thread is used and its own time is counted, which others on the machine do not lengthen.
+`--parts` times what the n x n form is made of on a GPU, each alone.
 """
 
 from __future__ import annotations
@@ -21,18 +23,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed.maths.correlation import triangular, understand
+from polyfed.maths.correlation import Bank, triangular, understand
 from polyfed.random import ambient, stream
 
 M, N = 500, 256
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Tensor, Bank], Tensor]
 
 
-def literal(Z: Tensor, bank: Tensor, *, through: bool) -> Tensor:
+def literal(Z: Tensor, bank: Bank, *, through: bool) -> Tensor:
     """Algorithm 1, lines 16 to 23, as printed: an SVD of n x m for one peer after another."""
     trace = triangular(Z.detach()).trace()
     loss = Z.new_zeros(())
-    for R in bank:
+    for R in bank.R:
         if R.trace() > trace:
             with torch.set_grad_enabled(through):
                 U, _, Vh = torch.linalg.svd(R @ Z.mT, full_matrices=False)
@@ -58,10 +60,10 @@ def features(draw: torch.Generator) -> Tensor:
 def compare(peers: int, device: str, seconds: float) -> dict[str, Any]:
     """Milliseconds, and errors relative to float64, of every form."""
     draw = stream(0, "correlation", peers)
-    bank = torch.stack([3 * triangular(features(draw)) for _ in range(peers)])
+    R = torch.stack([3 * triangular(features(draw)) for _ in range(peers)])
     Z = features(draw)
-    wanted, gradient = _evaluated(FORMS["m x n, detached"], Z.double(), bank.double())
-    Z, bank = Z.to(device), bank.to(device)
+    wanted, gradient = _evaluated(FORMS["m x n, detached"], Z.double(), Bank(R.double()))
+    Z, bank = Z.to(device), Bank(R.to(device))
     found: dict[str, Any] = {}
     for name, form in FORMS.items():
         loss, grad = _evaluated(form, Z, bank)
@@ -75,7 +77,7 @@ def compare(peers: int, device: str, seconds: float) -> dict[str, Any]:
     return found
 
 
-def _evaluated(form: Loss, Z: Tensor, bank: Tensor) -> tuple[Tensor, Tensor]:
+def _evaluated(form: Loss, Z: Tensor, bank: Bank) -> tuple[Tensor, Tensor]:
     leaf = Z.clone().requires_grad_()
     loss = form(leaf, bank)
     loss.backward()
@@ -103,6 +105,30 @@ def best(
 def _wait(device: str) -> None:
     if device.startswith("cuda"):
         torch.cuda.synchronize()
+
+
+def parts_ms(peers: int, device: str, seconds: float) -> dict[str, float]:
+    """What a GPU does for the n x n form, each alone; of the steps one."""
+    draw = stream(0, "correlation", "parts", peers)
+    Z = features(draw).to(device)
+    D = Z.double()
+    gram = D.mT @ D
+    R = torch.linalg.cholesky(gram).mT
+    eye = torch.eye(N, dtype=D.dtype, device=device)
+    X = torch.randn(peers, N, N, generator=draw).to(device) / N
+
+    def step(X: Tensor) -> Tensor:
+        return torch.baddbmm(X, X, torch.bmm(X.mT, X), beta=1.5, alpha=-0.5)
+
+    parts: dict[str, Callable[[], object]] = {
+        "Gram": lambda: Z.double().mT @ D,
+        "Cholesky": lambda: torch.linalg.cholesky_ex(gram, upper=True),
+        "inverse": lambda: torch.linalg.solve_triangular(R, eye, upper=True),
+        "look": lambda: torch.cat([R[0, :1], R[1, :1]]).tolist(),
+        "step, float32": partial(step, X),
+        "step, float64": partial(step, X.double()),
+    }
+    return best(parts, device, seconds / len(parts))
 
 
 def step_ms(device: str, seconds: float) -> float:
@@ -134,6 +160,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--peers", type=int, nargs="+", default=[3, 31])
     parser.add_argument("--seconds", type=float, default=3.0, help="for each form")
+    parser.add_argument("--parts", action="store_true", help="what the n x n form is made of")
     parser.add_argument("--json", help="also write here")
     parser.add_argument(
         "--step", action="store_true", help="ResNet-18's step on a CPU too: minutes"
@@ -150,6 +177,11 @@ def main() -> None:
         for name, f in forms.items():
             errors = f"loss off by {f['loss_error']:.0e}, gradient by {f['gradient_error']:.0e}"
             print(f"{peers:3} peers  {name:16} {f['ms']:9.2f} ms  {f['ms'] / ours:6.2f}x  {errors}")
+        if chosen.parts:
+            parts = found.setdefault("parts", {})
+            parts[peers] = parts_ms(peers, chosen.device, chosen.seconds)
+            listed = ", ".join(f"{name} {ms:.3f}" for name, ms in parts[peers].items())
+            print(f"{peers:3} peers  parts in ms: {listed}")
     if chosen.step or chosen.device.startswith("cuda"):
         step = found["step_ms"] = step_ms(chosen.device, chosen.seconds)
         for peers, forms in found["peers"].items():

@@ -2,6 +2,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -246,6 +247,27 @@ def test_list() -> None:
     assert state.startswith("partly (seeds: 2 → 1")
 
 
+def test_several_are_run_as_one_piece_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    again = replace(TINY, name="tiny-figure")
+    monkeypatch.setattr(sys.modules["polyfed.experiments.tiny"], "EXPERIMENTS", [TINY, again])
+    short = ("--rounds", "1", "--seeds", "1", "--out", "here")
+    said = call("reproduce", "tiny-table", "tiny-figure", *short).stdout
+    assert said.count("summary: here") == 2
+    assert len(list(Path("here/runs").glob("*/seed-0"))) == 2
+    told = json.loads(call("reproduce", "tiny-table", "tiny-figure", "--json", *short).stdout)
+    assert [each["experiment"] for each in told] == ["tiny-table", "tiny-figure"]
+
+
+def test_another_precision_is_another_run_and_said() -> None:
+    short = ("--rounds", "1", "--seeds", "1", "--out", "here")
+    call("reproduce", "tiny-table", *short)
+    call("reproduce", "tiny-table", "--precision", "bfloat16", *short)
+    assert len(list(Path("here/runs").glob("*/seed-0"))) == 4
+    summary = json.loads(Path("here/tiny-table/summary.json").read_text())
+    assert summary["command"].endswith("--device cpu --precision bfloat16")
+    assert "networks compute in bfloat16" in summary["changed"]
+
+
 @pytest.mark.parametrize(
     ("args", "text"),
     [
@@ -257,9 +279,10 @@ def test_list() -> None:
         (["tiny-table", "--rounds", "0"], "rounds must be >= 1, got 0"),
         (["tiny-table", "--jobs", "0"], "jobs must be >= 1, got 0"),
         (["tiny-table", "--device", "gpu"], "unknown device 'gpu'"),
-        ([], "reproduce: name one experiment (see: polyfed experiments), or --all"),
-        (["tiny-table", "--all"], "reproduce: name one experiment"),
+        ([], "reproduce: name an experiment (see: polyfed experiments), or --all"),
+        (["tiny-table", "--all"], "reproduce: name an experiment"),
         (["--all", "--only", "alone"], "--only chooses cells of one experiment"),
+        (["tiny-table", "files-table", "--only", "a"], "--only chooses cells of one experiment"),
         (["--all", "--with", "lr=1"], "--with reads one experiment in another way"),
         (["tiny-table", "--with", "lrr=1"], "lrr=1: no method and no task of tiny-table has that"),
         (["tiny-table", "--with", "lr"], "--with lr: write OPTION=VALUE"),

@@ -31,6 +31,7 @@ from polyfed.methods.local import Local
 from polyfed.models.siamese import Kind, siamese
 from polyfed.random import ambient
 from polyfed.testing.federations import stackable, tiny
+from polyfed.train import loop
 from polyfed.train.cohort import fit_cohort, score_cohort
 from polyfed.train.evaluate import accuracy, outputs
 from polyfed.train.loop import fit
@@ -104,6 +105,42 @@ def test_forward_is_bfloat16_with_channels_last_and_all_else_is_float32() -> Non
         given = there.model.compute(lambda x: x, x)
         assert torch.equal(given, x)
         assert given.is_contiguous(memory_format=torch.channels_last)
+
+
+class Spread(nn.Module):
+    """A grey picture as three channels, which have no stride."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.expand(-1, 3, -1, -1)
+
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+@pytest.mark.parametrize("begin", ["three channels", "spread", "scaled"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_pictures_have_their_channels_last(begin: str, device: str) -> None:
+    """Whatever a network does first, while it trains: behind a convolution, and in gradients."""
+    first = {"spread": Spread(), "scaled": nn.BatchNorm2d(3)}.get(begin, nn.Identity())
+    net = nn.Sequential(
+        first,
+        *(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(8 * 3 * 3, 2)),
+    ).to(device)
+    seen: list[Tensor] = []
+    for module in list(net)[1:8]:
+        module.register_forward_hook(lambda module, x, y: seen.append(y))
+    x = torch.randn(4, 1 if begin == "spread" else 3, 12, 12, device=device)
+    low_model = Model.split(net, all=...)
+    low_model.precision = "bfloat16"
+    with loop._laid_out(low_model):
+        low_model(x)
+        gradients = torch.autograd.grad(seen[-1].square().sum(), seen[:-1])
+    for t in (*seen, *gradients):
+        assert t.shape[1] > 1
+        assert t.is_contiguous(memory_format=torch.channels_last)
+        assert t.dtype == torch.bfloat16
 
 
 def test_float32_is_untouched() -> None:

@@ -37,6 +37,19 @@ def test_another_figure_makes_another_page(tmp_path: Path) -> None:
     assert {path.name for path in before if before[path] != after[path]} == {"page.md", "index.md"}
 
 
+def test_another_reading_is_listed_below_its_experiment(tmp_path: Path) -> None:
+    name = "partial-averaging-V.3.c"
+    other = f"{name}-weights=uniform-1"
+    shutil.copytree(RESULTS / other, tmp_path / other)
+    shutil.copytree(RESULTS / other, tmp_path / f"{other}-quick")
+    found = pages(tmp_path)
+    assert "weights xavier:1 → uniform:1" in found[tmp_path / other / "page.md"]
+    lines = found[tmp_path / "index.md"].splitlines()
+    below = lines[next(i for i, line in enumerate(lines) if line.startswith(f"| `{name}`")) + 1]
+    assert below.startswith(f"| [… with `weights=uniform-1`]({other}/page.md) |")
+    assert "quick" not in found[tmp_path / "index.md"]
+
+
 def test_the_list_says_what_was_not_run(tmp_path: Path) -> None:
     index, costs = write_pages(tmp_path)
     text = index.read_text()

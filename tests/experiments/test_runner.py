@@ -17,7 +17,7 @@ from polyfed.experiments import runner
 from polyfed.experiments.experiment import Cell, Experiment
 from polyfed.experiments.reproduce import reproduce
 from polyfed.experiments.results import Results
-from polyfed.experiments.runner import COMMIT_VARIABLE, commit, run_cells
+from polyfed.experiments.runner import COMMIT_VARIABLE, Batch, commit, run_batches, run_cells
 from polyfed.record import Ledger, Log, checkpoint
 from polyfed.record.recorder import read_config
 
@@ -68,6 +68,27 @@ def test_runs_of_cells_and_seeds(tmp_path: Path, table: Experiment) -> None:
     assert found[0][0].folder.parent.name.startswith("digits-local-")  # type: ignore[union-attr]
 
 
+def test_equal_runs_of_several_experiments_are_one(
+    tmp_path: Path, table: Experiment, begun: list[tuple[str, int]]
+) -> None:
+    first, second = Batch(table.cells, [3, 1]), Batch(table.cells[:1], [1, 2])
+    found = run_batches([first, second], tmp_path)
+    assert sorted(begun) == [
+        ("fedavg-trunk", 1),
+        ("fedavg-trunk", 3),
+        ("local", 1),
+        ("local", 2),
+        ("local", 3),
+    ]
+    assert [[[r.folder.name for r in each] for each in cells] for cells in found] == [  # type: ignore[union-attr]
+        [["seed-3", "seed-1"]] * 2,
+        [["seed-1", "seed-2"]],
+    ]
+    run_batches([Batch(table.cells[:1], [1], evaluate_every=2)], tmp_path)
+    assert begun[-1] == ("local", 1)  # another schedule is another run
+    assert len(begun) == 6
+
+
 def test_runs_in_step_come_to_the_same(
     tmp_path: Path, table: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,16 +104,66 @@ def test_runs_in_step_come_to_the_same(
     assert kept == []
 
 
+def test_runs_whose_networks_cannot_be_stacked_go_alone(tmp_path: Path, table: Experiment) -> None:
+    """BatchNorm keeps statistics in the encoders."""
+    cells = [Cell(method="fedfoa", task="digits-encoders", series="encoders"), *table.cells]
+    settings: dict[str, Any] = {"device": "cpu", "precision": "float32"}
+    jobs = runner._jobs(Batch(cells, [0, 1]), tmp_path, None, settings)
+    apart = runner._check(jobs, settings)
+    assert apart == {repr(jobs[0].task)}
+    groups = list(runner._groups(jobs, most=3, apart=apart))
+    assert [[job.label for job in group] for group in groups] == [
+        [jobs[0].label],
+        [jobs[0].label],
+        [jobs[2].label, jobs[2].label, jobs[4].label],
+        [jobs[4].label],
+    ]
+    assert list(runner._groups(jobs, most=6, apart=set())) == [jobs]
+
+
+@pytest.mark.parametrize(
+    ("count", "device", "every"), [(1, "cpu", 1), (1, "cuda:0", 10), (2, "cuda", 0)]
+)
+def test_how_often_a_run_is_kept(
+    tmp_path: Path,
+    table: Experiment,
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    device: str,
+    every: int,
+) -> None:
+    """Seldom on a GPU, where rounds are short; never in a group, which goes on in step."""
+    settings: dict[str, Any] = {"device": device, "precision": "float32"}
+    jobs = runner._jobs(Batch(table.cells[:1], [0, 1]), tmp_path, None, settings)[:count]
+    seen: list[int] = []
+
+    def noted(*_: Any, checkpoint_every: int, **__: Any) -> Any:
+        seen.append(checkpoint_every)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "begin", noted)
+    with pytest.raises(KeyboardInterrupt):
+        runner._run_group(jobs, None, settings)
+    assert seen == [every]
+
+
 def test_a_key_is_of_all_that_matters_and_of_nothing_else(tmp_path: Path) -> None:
-    def key(device: str = "cpu", data: Path | None = None, **options: Any) -> str:
+    def key(
+        device: str = "cpu",
+        data: Path | None = None,
+        precision: str = "float32",
+        every: int = 1,
+        **options: Any,
+    ) -> str:
         made = Cell(method="local", task="cifar10", options=options).make(data)
-        return runner._key(*made, {"device": device, "evaluate_every": 1})
+        return runner._key(*made, every, {"device": device, "precision": precision})
 
     assert key() == key(data=tmp_path)
     assert key("cuda") == key("cuda:1") != key()
     assert key(lr=0.5) != key()
+    assert len({key(), key(every=2), key(precision="bfloat16")}) == 3
     made = Cell(method="local", task="cifar10", task_options={"relu": True}).make()
-    assert runner._key(*made, {"device": "cpu", "evaluate_every": 1}) != key()
+    assert runner._key(*made, 1, {"device": "cpu", "precision": "float32"}) != key()
     assert "data" not in runner.options_of(made[1])
 
 
@@ -158,7 +229,7 @@ def test_an_interrupted_experiment_goes_on(
     assert len(list(tmp_path.glob("runs/*/*/result.json"))) == 1
     begun.clear()
     reproduce(table, out=tmp_path)
-    assert begun == [("fedavg-trunk", 0), ("local", 1), ("fedavg-trunk", 1)]
+    assert begun == [("local", 1), ("fedavg-trunk", 0), ("fedavg-trunk", 1)]
     assert figures(read(tmp_path)) == figures(read(whole))
 
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from polyfed.errors import ConfigError, MessageError
-from polyfed.maths import correlation, procrustes
 from polyfed.maths.correlation import (
     check_triangle,
     distances,
@@ -284,18 +283,6 @@ def test_an_equal_trace_is_not_larger() -> None:
 # --- precision, devices, bad numbers --------------------------------------------------------------
 
 
-def test_the_way_cuda_takes_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    Z, bank = features(60, 12).requires_grad_(), bank_of(2.0, 3.0, 0.5, n=12)
-    by_svd = distances(Z, bank)
-    expected = gradient(by_svd.sum(), Z)
-    monkeypatch.setattr(correlation, "polar", lambda M, dtype: procrustes._polar_by_products(M))
-    monkeypatch.setattr(correlation, "_factors_by_qr", None)
-    monkeypatch.setattr(correlation, "_factors", torch.no_grad(correlation._factors_by_products))
-    by_products = distances(Z, bank)
-    torch.testing.assert_close(by_products, by_svd, rtol=1e-10, atol=0)
-    torch.testing.assert_close(gradient(by_products.sum(), Z), expected, rtol=1e-8, atol=1e-10)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_lower_precision_is_near(dtype: torch.dtype) -> None:
     """Half precision is computed in float32: exact for the numbers as they came."""
@@ -316,27 +303,8 @@ def test_autocast_does_not_lower_the_precision() -> None:
     assert torch.equal(cast[1], distances(Z, bank))
 
 
-@pytest.mark.parametrize("weak", [1e-3, 1e-6, 0.0])
-@pytest.mark.parametrize("dtype", [torch.float32, F64])
-def test_triangles_by_products_are_those_by_qr(dtype: torch.dtype, weak: float) -> None:
-    """What CUDA does; near the loss of rank both are a QR decomposition."""
-    Z = (features(30, 6) * torch.tensor([1, 1, weak, 1, 1, 1], dtype=F64)).to(dtype)
-    (Q, R), (Q_qr, R_qr) = correlation._factors_by_products(Z), correlation._factors_by_qr(Z)
-    assert (Q.dtype, R.dtype) == (dtype, dtype)
-    assert torch.equal(R, R_qr) == (weak < 1e-5)
-    close = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {}
-    torch.testing.assert_close(R, R_qr, **close)
-    torch.testing.assert_close(Q, Q_qr, **close)
-
-
-@pytest.mark.parametrize("by_products", [False, True])
-def test_features_without_full_rank(by_products: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_without_full_rank() -> None:
     """A dead unit and a copied one: finite, and the same value as m x n."""
-    if by_products:
-        monkeypatch.setattr(correlation, "polar", lambda M, dtype: procrustes._polar_by_products(M))
-        monkeypatch.setattr(
-            correlation, "_factors", torch.no_grad(correlation._factors_by_products)
-        )
     Z, bank = features(30, 6), bank_of(2.0)
     Z[:, 2], Z[:, 4] = 0, Z[:, 1]
     Z.requires_grad_()

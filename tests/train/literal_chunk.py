@@ -15,7 +15,7 @@ from torch.nn import functional
 from polyfed.random import stream
 from polyfed.train.kernels import run_chunk
 
-ROWS, SIZE, CHUNK, FIRST = 3, 7, 16, 2
+ROWS, SIZE, CHUNK, FIRST = 3, 37, 64, 2
 
 
 def literal(

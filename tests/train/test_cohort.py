@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -24,13 +25,14 @@ from polyfed.core.phase import (
     cross_entropy,
 )
 from polyfed.random import ambient
-from polyfed.train import cohort, together
+from polyfed.train import cohort, stepper, together
 from polyfed.train.cohort import fit_cohort, score_cohort
+from polyfed.train.course import Course
 from polyfed.train.evaluate import accuracy
 from polyfed.train.loop import Fitted, fit
 from polyfed.train.stepper import CannotStackError
 from polyfed.train.together import Exam, StackWarning, Trainer, measure, remembered
-from polyfed.train.track import Job
+from polyfed.train.track import Job, Track
 
 SIZES = ([24] * 4, [24, 17, 9, 30], [5, 40], [1, 8, 8])
 SETTINGS = {
@@ -253,6 +255,75 @@ def test_same_seed_same_bits() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
 
 
+PIECES = [
+    phase(optimiser=SETTINGS["adam"]),
+    phase(steps=9, walk=True),
+    phase(epochs=9, stop=EarlyStop(patience=1), optimiser=Optimiser(name="adam", lr=0.2)),
+]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("each", PIECES, ids=["epochs", "walk", "stop"])
+def test_the_table_of_batches_may_be_small(
+    monkeypatch: pytest.MonkeyPatch, sizes: list[int], each: Phase
+) -> None:
+    wholes, pieces = nodes(sizes), nodes(sizes)
+    want = [fit_cohort([Job(n, each, ("path", k)) for n in wholes]) for k in range(2)]
+    monkeypatch.setattr(stepper, "_TABLE", 1)
+    assert [fit_cohort([Job(n, each, ("path", k)) for n in pieces]) for k in range(2)] == want
+    for a, b in zip(wholes, pieces, strict=True):
+        assert all(torch.equal(t, b.model.state()[k]) for k, t in a.model.state().items())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("each", PIECES, ids=["epochs", "walk", "stop"])
+def test_cuda_batches_are_prepared_ahead(
+    monkeypatch: pytest.MonkeyPatch, sizes: list[int], each: Phase
+) -> None:
+    ends = []
+    for ahead in (1 << 18, 1):
+        monkeypatch.setattr(stepper, "_AHEAD", ahead)
+        group = [n.working_copy(0, torch.device("cuda"), {}) for n in nodes(sizes)]
+        kept: cohort.Kept = {}
+        for k in range(3):
+            fit_cohort([Job(n, each, ("path", k)) for n in group], kept=kept)
+        ends.append([t for n in group for t in n.model.state().values()])
+    alone = [n.working_copy(0, torch.device("cuda"), {}) for n in nodes(sizes)]
+    for k in range(3):
+        for n in alone:
+            fit(n, each, "path", k)
+    for a, b in zip(*ends, strict=True):
+        assert torch.equal(a, b)
+    if each.stop is None:  # else a tie may end another epoch
+        for a, t in zip((t for n in alone for t in n.model.state().values()), ends[0], strict=True):
+            torch.testing.assert_close(a, t, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("walk", [False, True])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("size", [1, 3, 4, 10, 99])
+def test_a_track_writes_the_batches_of_its_course(size: int, drop_last: bool, walk: bool) -> None:
+    each = phase(steps=11, batch=size, drop_last=drop_last, walk=walk)
+    job = Job(node(0, 10), each, ("path",))
+    job.node.memory["walk/train"] = torch.tensor([2, 1])
+    batches = []
+    for order, sizes in Course(job.node, each, 10, ("path",), pairs=False):
+        batches += [b.tolist() for b in order[: sum(sizes)].split(sizes)]
+    job.node.memory["walk/train"] = torch.tensor([2, 1])
+    track, width, found = Track(job), max(map(len, batches)) + 1, []
+    for count in (6, 2, 1, 2):
+        places, inside = np.full((count, width), -1), np.zeros((count, width), np.float32)
+        widths = track.widths(count)
+        track.take(count, places, inside)
+        found += [row[row >= 0].tolist() for row in places]
+        assert widths == [len(b) for b in found[-count:]]
+        for row, one in zip(places, inside, strict=True):
+            assert (one == (row >= 0)).all()
+            assert (np.diff(one) <= 0).all(), "from the left"
+    assert found == batches
+
+
 def test_accuracy_of_many() -> None:
     group = nodes([5, 6, 7])
     got = score_cohort(group, "test")
@@ -279,6 +350,7 @@ def test_only_what_is_alike_is_stacked() -> None:
     trainer = Trainer("always")
     one, two = nodes([9, 12])
     assert groups(trainer, jobs(one, two)) == [[0, 1]]
+    assert groups(trainer, jobs(one, two, phase(batch=3), phase(batch=4))) == [[0, 1]]
     assert groups(Trainer("never"), jobs(one, two)) == [[0], [1]]
     apart = [
         jobs(one, two, phase(), phase(parts=("top",))),
@@ -286,6 +358,7 @@ def test_only_what_is_alike_is_stacked() -> None:
         jobs(one, two, phase(), phase(objective=SquaredError())),
         jobs(one, two, phase(), phase(optimiser=Optimiser(name="sgd"))),
         jobs(one, two, phase(), phase(batch=1)),
+        jobs(one, two, phase(batch=4), phase(batch=5)),
         jobs(one, node(1, 12, Net(width=7))),
         jobs(one, node(1, 12, Net(dropout=0.5))),
         jobs(node(0, 9, Scaled(1.0)), node(1, 9, Scaled(2.0))),
@@ -303,6 +376,25 @@ def test_kept_optimisers_must_have_made_as_many_steps() -> None:
     assert groups(Trainer("always"), [Job(n, each, ("x",)) for n in (one, two)]) == [[0], [1]]
     fit(two, each, "before")
     assert groups(Trainer("always"), [Job(n, each, ("x",)) for n in (one, two)]) == [[0, 1]]
+
+
+@pytest.mark.parametrize("settings", ["adam", "momentum"])
+def test_a_stack_with_kept_optimisers_is_used_again(settings: str) -> None:
+    each, kept = phase(keep="here", optimiser=SETTINGS[settings]), cohort.Kept()
+    alone, stacked, seen = nodes([9, 9]), nodes([9, 9]), set()
+    for i in range(4):
+        if i == 2:  # as if they had never been trained
+            for n in (*alone, *stacked):
+                n.memory.clear()
+        losses = [fit(n, each, "path", i).loss for n in alone]
+        fitted = fit_cohort([Job(n, each, ("path", i)) for n in stacked], kept=kept)
+        assert [f.loss for f in fitted] == pytest.approx(losses, rel=1e-5)
+        for one, other in zip(alone, stacked, strict=True):
+            for p, q in zip(one.model.net.parameters(), other.model.net.parameters(), strict=True):
+                assert torch.allclose(p, q, atol=1e-6)
+            assert one.memory.keys() == other.memory.keys()
+        seen |= {id(c) for c in kept.values()}
+    assert len(seen) == 1
 
 
 @dataclass(frozen=True)

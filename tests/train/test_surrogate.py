@@ -157,6 +157,28 @@ def test_l1_is_the_sum_of_absolute_values() -> None:
     assert objective == L1Penalty(SurrogateLoss(), 0.5)
 
 
+@pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
+def test_l1_of_all_tensors_is_that_of_each(device: str) -> None:
+    """The value, and gradients bit for bit: of zeros, frozen parameters, as part of a sum."""
+    node = make_node().working_copy(0, torch.device(device), {})
+    net, (x, sets) = node.model.net, (node.data["train"].x[:20], node.memory[SETS][:20])
+    with torch.no_grad():
+        net.get_parameter("head.bias")[1] = 0
+    net.get_parameter("head.weight").requires_grad_(False)
+    moving = [p for p in net.parameters() if p.requires_grad]
+
+    def nothing(model: Model, x: Tensor, y: Tensor | None) -> Tensor:
+        return x.new_zeros(())
+
+    ours = L1Penalty(nothing, 0.3)(node.model, x, sets)
+    each = [torch.linalg.vector_norm(p, 1) for p in net.parameters()]
+    wanted = 0.3 * torch.stack(each).sum()
+    assert torch.equal(ours, wanted) if device == "cpu" else torch.allclose(ours, wanted)
+    got = torch.autograd.grad(2 * ours, moving)
+    for g, w in zip(got, torch.autograd.grad(2 * wanted, moving), strict=True):
+        assert torch.equal(g, w)
+
+
 class _Stacked(nn.Module):
     """A network and its objective as one module, so that functional_call swaps for both."""
 

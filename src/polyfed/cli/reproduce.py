@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,8 +16,9 @@ if TYPE_CHECKING:
     from polyfed.experiments.experiment import Experiment
     from polyfed.experiments.results import Results
 
-ExperimentName = Annotated[
-    str | None, typer.Argument(help="see: polyfed experiments", metavar="NAME")
+ExperimentNames = Annotated[
+    list[str] | None,
+    typer.Argument(help="see: polyfed experiments; several share their work", metavar="NAME..."),
 ]
 Every = Annotated[
     bool, typer.Option("--all", help="all of them, one after the other, whatever comes of each")
@@ -59,7 +61,7 @@ Out = Annotated[Path, typer.Option("--out", help="where to write; finished runs 
 
 @app.command("reproduce", cls=Command)
 def reproduce_command(
-    name: ExperimentName = None,
+    names: ExperimentNames = None,
     every: Every = False,
     data: DataFolder = None,
     quick: IsQuick = False,
@@ -75,18 +77,19 @@ def reproduce_command(
     as_json: AsJson = False,
     progress: Shown = None,
 ) -> None:
-    """Run a table or figure of a paper, in its setting, and judge it; or all of them.
+    """Run a table or figure of a paper, in its setting, and judge it; or several, or all of them.
 
-    An interrupted experiment goes on when the same command is given again.
+    Several by name are run as one piece of work: equal runs once, shared out among --jobs; with
+    --all one follows the other. What was interrupted goes on when the command is given again.
 
     Example: polyfed reproduce fedlinked-table-5.3 --data ~/data --quick
     """
     from polyfed import experiments
-    from polyfed.experiments.reproduce import reproduce
+    from polyfed.experiments.reproduce import reproduce, run_together
     from polyfed.experiments.results import folder_of
     from polyfed.options import parse_seeds
 
-    _agree(name, every, only, reading, resume)
+    _agree(names or [], every, only, reading, resume)
     other = dict(map(_option, reading or ()))
     settings: Any = {
         "data": data,
@@ -100,19 +103,21 @@ def reproduce_command(
         "progress": progress,
     }
     try:
-        if name is None:
+        if every:
             _reproduce_all(settings, resume, as_json)
             return
-        experiment = experiments.load(name)
-        results = reproduce(experiment, only=only or (), reading=other, **settings)
+        chosen = [experiments.load(name) for name in names or ()]
+        if len(chosen) > 1:
+            run_together(chosen, reading=other, **settings)
+        found = [reproduce(each, only=only or (), reading=other, **settings) for each in chosen]
     except KeyboardInterrupt as error:
         typer.echo("interrupted; the same command goes on from here", err=True)
         raise typer.Exit(130) from error
-    _show(results, folder_of(experiment, out, quick, other), as_json)
+    _show(found, [folder_of(each, out, quick, other) for each in chosen], as_json)
 
 
 def _agree(
-    name: str | None,
+    names: list[str],
     every: bool,
     only: list[str] | None,
     reading: list[str] | None,
@@ -120,10 +125,10 @@ def _agree(
 ) -> None:
     from polyfed.errors import ConfigError
 
-    if every == (name is not None):
-        raise ConfigError("reproduce: name one experiment (see: polyfed experiments), or --all.")
-    if every and only:
-        raise ConfigError("--only chooses cells of one experiment: name it instead of --all.")
+    if every == bool(names):
+        raise ConfigError("reproduce: name an experiment (see: polyfed experiments), or --all.")
+    if only and len(names) != 1:
+        raise ConfigError("--only chooses cells of one experiment: name that one alone.")
     if every and reading:
         raise ConfigError("--with reads one experiment in another way: name it instead of --all.")
     if resume and not every:
@@ -161,24 +166,28 @@ def _reproduce_all(settings: dict[str, Any], resume: bool, as_json: bool) -> Non
         raise typer.Exit(1)
 
 
-def _show(results: Results, folder: Path, as_json: bool) -> None:
+def _show(found: Sequence[Results], folders: Sequence[Path], as_json: bool) -> None:
+    """What came out: one JSON object, or a list of them where there were several."""
     from polyfed.experiments import plot
     from polyfed.experiments.page import terminal
     from polyfed.experiments.runner import commit
 
-    by, now = results.summary["commit"], commit()
-    if by != now:
-        kept = f"note: runs by commit {by} were kept, this is {now}"
-        typer.echo(f"{kept}; choose another --out for new ones", err=True)
-    files = {"page": str(folder / "page.md"), "summary": str(folder / "summary.json")}
-    if plot.is_available():
-        files |= {"plot": str(folder / "plot.svg"), "picture": str(folder / "plot.png")}
+    said: list[Any] = []
+    for results, folder in zip(found, folders, strict=True):
+        by, now = results.summary["commit"], commit()
+        if by != now:
+            kept = f"note: runs by commit {by} were kept, this is {now}"
+            typer.echo(f"{kept}; choose another --out for new ones", err=True)
+        files = {"page": str(folder / "page.md"), "summary": str(folder / "summary.json")}
+        if plot.is_available():
+            files |= {"plot": str(folder / "plot.svg"), "picture": str(folder / "plot.png")}
+        said.append({**results.as_dict(), "files": files})
+        if not as_json:
+            none = "\nno plot: pip install polyfed[plots], then run it again"
+            listed = "\n".join(f"{what}: {path}" for what, path in files.items())
+            typer.echo(f"{terminal(results)}\n\n{listed}{'' if 'plot' in files else none}")
     if as_json:
-        typer.echo(json.dumps({**results.as_dict(), "files": files}, indent=2))
-        return
-    drawn = "" if "plot" in files else "\nno plot: pip install polyfed[plots], then run it again"
-    listed = "\n".join(f"{what}: {path}" for what, path in files.items())
-    typer.echo(f"{terminal(results)}\n\n{listed}{drawn}")
+        typer.echo(json.dumps(said[0] if len(said) == 1 else said, indent=2))
 
 
 @app.command("experiments", cls=Command)

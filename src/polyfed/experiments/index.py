@@ -9,7 +9,7 @@ from polyfed import experiments
 from polyfed.experiments import costs
 from polyfed.experiments.experiment import Experiment
 from polyfed.experiments.page import page
-from polyfed.experiments.results import Results, folder_of, state_of
+from polyfed.experiments.results import Results, folder_of, readings_of, state_of
 from polyfed.record.files import write_text
 
 _HEAD = """# Results
@@ -36,9 +36,9 @@ def pages(out: Path) -> dict[Path, str]:
     """Every page that the summaries in a folder make, with the list of all, by its path."""
     found = {}
     for experiment in experiments.every().values():
-        folder = folder_of(experiment, out)
-        if (folder / "summary.json").exists():
-            found[folder / "page.md"] = page(Results.read(folder / "summary.json"))
+        for folder in (folder_of(experiment, out), *readings_of(experiment, out)):
+            if (folder / "summary.json").exists():
+                found[folder / "page.md"] = page(Results.read(folder / "summary.json"))
     return {**found, out / "index.md": _index(out), out / costs.PAGE: costs.costs(out)}
 
 
@@ -54,7 +54,7 @@ def _index(out: Path) -> str:
     known = list(experiments.every().values())
     parts = [_HEAD]
     for family, members in groupby(known, key=_family):
-        rows = [_row(experiment, out) for experiment in members]
+        rows = [row for experiment in members for row in _rows(experiment, out)]
         heads = ["| experiment | what it shows | state | verdicts |", "| --- | --- | --- | --- |"]
         parts.append("\n".join([f"## {family}", "", *heads, *rows, ""]))
     listed = [f"- {what}: {where}." for what, where in _NOT_LISTED.items()]
@@ -64,6 +64,18 @@ def _index(out: Path) -> str:
 def _family(experiment: Experiment) -> str:
     """The paper's method, with which the name begins; else the name itself."""
     return next((paper for paper in _PAPERS if experiment.name.startswith(paper)), experiment.name)
+
+
+def _rows(experiment: Experiment, out: Path) -> list[str]:
+    """The experiment, and below it its other readings."""
+    rows = [_row(experiment, out)]
+    for folder in readings_of(experiment, out):
+        results = Results.read(folder / "summary.json")
+        reading = folder.name.removeprefix(f"{experiment.name}-")
+        name = f"[… with `{reading}`]({folder.name}/page.md)"
+        what = "the same, read in another way"
+        rows.append(f"| {name} | {what} | {results.state} | {results.tally()} |")
+    return rows
 
 
 def _row(experiment: Experiment, out: Path) -> str:

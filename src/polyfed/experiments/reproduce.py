@@ -24,7 +24,7 @@ from polyfed.experiments import plot
 from polyfed.experiments.experiment import Cell, Experiment, Picture
 from polyfed.experiments.page import page
 from polyfed.experiments.results import FORMAT, Results, folder_of
-from polyfed.experiments.runner import ORIGIN, options_of, run_cells
+from polyfed.experiments.runner import ORIGIN, Batch, options_of, run_batches, run_cells
 from polyfed.record.files import write_text
 
 
@@ -61,15 +61,7 @@ def reproduce(
         jobs: in how many processes.
         progress: True, False, None for terminals only.
     """
-    if experiment.cannot:
-        raise ConfigError(f"{experiment.name} cannot be run: {experiment.cannot}")
-    if rounds is not None and rounds < 1:
-        raise ConfigError(f"rounds must be >= 1, got {rounds}.")
-    wanted = experiment.quick.seeds if quick else experiment.seeds
-    chosen = list(range(wanted)) if seeds is None else list(seeds)
-    if not chosen or len(set(chosen)) < len(chosen):
-        raise ConfigError("seeds: name at least one, and none twice.")
-    wished = _chosen(experiment.scaled(quick=quick, rounds=rounds, reading=reading), only)
+    wished, chosen = plan(experiment, quick, seeds, rounds, reading, only)
     cells = [cell for cell in wished if cell.task not in left_out]
     runs = run_cells(
         cells,
@@ -104,6 +96,61 @@ def reproduce(
         "cells": [_entry(experiment, c, each) for c, each in zip(cells, runs, strict=True)],
     }
     return write(Results(experiment, summary), folder_of(experiment, out, quick, reading))
+
+
+def plan(
+    experiment: Experiment,
+    quick: bool = False,
+    seeds: Sequence[int] | None = None,
+    rounds: int | None = None,
+    reading: Mapping[str, Any] = MappingProxyType({}),
+    only: Sequence[str] = (),
+) -> tuple[list[Cell], list[int]]:
+    """The cells that `reproduce` with these arguments would run, and the seeds."""
+    if experiment.cannot:
+        raise ConfigError(f"{experiment.name} cannot be run: {experiment.cannot}")
+    if rounds is not None and rounds < 1:
+        raise ConfigError(f"rounds must be >= 1, got {rounds}.")
+    wanted = experiment.quick.seeds if quick else experiment.seeds
+    chosen = list(range(wanted)) if seeds is None else list(seeds)
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise ConfigError("seeds: name at least one, and none twice.")
+    return _chosen(experiment.scaled(quick=quick, rounds=rounds, reading=reading), only), chosen
+
+
+def run_together(
+    experiments: Sequence[Experiment],
+    *,
+    data: Path | None = None,
+    out: Path = Path("results"),
+    device: str = "cpu",
+    precision: Precision = "float32",
+    jobs: int = 1,
+    progress: bool | None = None,
+    **asked: Any,
+) -> None:
+    """Make the runs of several experiments as one piece of work; `reproduce` then only reads them.
+
+    Args:
+        experiments: which.
+        data: folder with the published files.
+        out: where to write.
+        device: cpu, cuda, cuda:0, ...
+        precision: what networks compute in; bfloat16 is for GPUs.
+        jobs: in how many processes.
+        progress: True, False, None for terminals only.
+        asked: what `plan` takes besides.
+    """
+    batches = [Batch(*plan(each, **asked), each.evaluate_every) for each in experiments]
+    run_batches(
+        batches,
+        out / "runs",
+        data=data,
+        device=device,
+        precision=precision,
+        jobs=jobs,
+        progress=progress,
+    )
 
 
 def _chosen(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:

@@ -179,7 +179,14 @@ def folder_of(
 ) -> Path:
     """Where the summary, page and plots of an experiment are."""
     other = "".join(f"-{name}={value}" for name, value in sorted(reading.items()))
-    return out / (experiment.name + other.replace("/", "_") + "-quick" * quick)
+    plain = other.replace("/", "_").replace(":", "-")  # so that every system can store it
+    return out / (experiment.name + plain + "-quick" * quick)
+
+
+def readings_of(experiment: Experiment, out: Path) -> list[Path]:
+    """The folders with other readings of an experiment, in a folder of results."""
+    found = out.glob(f"{experiment.name}-*=*/summary.json")
+    return sorted(path.parent for path in found if not path.parent.name.endswith("-quick"))
 
 
 def state_of(experiment: Experiment, out: Path) -> str:

@@ -1,5 +1,7 @@
 """`run_cells`: all cells of an experiment with all seeds, each in a run folder.
 
+`run_batches` does so for several experiments at once.
+
     FOLDER/TASK-METHOD-KEY/seed-N
 
 The key is a digest of the settings: equal settings share their runs, whichever experiment asks for
@@ -14,7 +16,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -32,9 +34,11 @@ from polyfed.experiments.parallel import Piece, in_processes
 from polyfed.record.files import write_text
 from polyfed.record.recorder import read_result
 from polyfed.tasks import Task
+from polyfed.train.alike import moves_batchnorm
 
 COMMIT_VARIABLE = "POLYFED_COMMIT"  # names the commit where there is a copy without its history
 _IN_STEP = 250  # runs in step on a GPU; each has three files open, of 1,024 that are usual
+_SELDOM = 10  # rounds between the checkpoints of a run on a GPU, where rounds are short
 AFTER = "after.json"  # in a run folder: figures of its trained nodes
 ORIGIN = "origin.json"  # in a run folder: by which commit and on which device it was run
 
@@ -45,6 +49,7 @@ class _Job:
     method: Method
     task: Task
     seed: int
+    evaluate_every: int
     folder: Path
     after: Callable[[Run], Mapping[str, Any]] | None = None
 
@@ -54,46 +59,73 @@ class _Job:
         return is_whole and read_result(self.folder) is not None
 
 
+@dataclass(frozen=True)
+class Batch:
+    """What one experiment asks for.
+
+    Attributes:
+        cells: what to run.
+        seeds: each with which seeds.
+        evaluate_every: rounds between evaluations.
+    """
+
+    cells: Sequence[Cell]
+    seeds: Sequence[int]
+    evaluate_every: int = 1
+
+
 def run_cells(
     cells: Sequence[Cell],
     seeds: Sequence[int],
     folder: Path,
     *,
-    data: Path | None = None,
-    device: str = "cpu",
-    precision: Precision = "float32",
     evaluate_every: int = 1,
-    jobs: int = 1,
-    progress: bool | None = None,
+    **settings: Any,
 ) -> list[list[Run]]:
     """Run every cell with every seed: `found[i][j]` is of cells[i] with seeds[j].
-
-    Finished runs are only read, without the task's files; everything else is checked before the
-    first step of training.
 
     Args:
         cells: what to run.
         seeds: with which seeds.
         folder: where the run folders are.
+        evaluate_every: rounds between evaluations.
+        settings: what `run_batches` takes besides.
+    """
+    return run_batches([Batch(cells, seeds, evaluate_every)], folder, **settings)[0]
+
+
+def run_batches(
+    batches: Sequence[Batch],
+    folder: Path,
+    *,
+    data: Path | None = None,
+    device: str = "cpu",
+    precision: Precision = "float32",
+    jobs: int = 1,
+    progress: bool | None = None,
+) -> list[list[list[Run]]]:
+    """Run what several experiments ask for as one piece of work; equal runs are one.
+
+    Finished runs are only read, without the task's files; everything else is checked before the
+    first step of training.
+
+    Args:
+        batches: of each experiment; `found[i]` is of batches[i], as `run_cells` has it.
+        folder: where the run folders are.
         data: folder with published files, for tasks that read them.
         device: cpu, cuda, cuda:0, ...
         precision: what networks compute in; bfloat16 is for GPUs.
-        evaluate_every: rounds between evaluations.
         jobs: in how many processes.
         progress: True, False, None for terminals only.
     """
     if jobs < 1:
         raise ConfigError(f"jobs must be >= 1, got {jobs}.")
-    settings: dict[str, Any] = {
-        "device": device,
-        "precision": precision,
-        "evaluate_every": evaluate_every,
-    }
-    every = _jobs(cells, seeds, folder, data, settings)
-    left = {job.folder: job for job in every if not job.is_done}  # equal cells are one
-    _check(list(left.values()), settings)
+    settings: dict[str, Any] = {"device": device, "precision": precision}
+    asked = [_jobs(batch, folder, data, settings) for batch in batches]
+    left = {j.folder: j for job in asked for j in job if not j.is_done}  # equal cells are one
+    apart = _check(list(left.values()), settings)
     most = 1 if device == "cpu" else max(1, min(_IN_STEP, -(-len(left) // jobs)))
-    groups = list(_groups(sorted(left.values(), key=_federation), most=most))
+    groups = list(_groups(list(left.values()), most=most, apart=apart))
     if jobs > 1 and len(groups) > 1:
         work = partial(_run_group, settings=settings)
         in_processes(list(map(_piece, groups)), work, jobs, suited(progress))
@@ -103,13 +135,22 @@ def run_cells(
             place = f"{done + 1}-{done + len(group)}" if len(group) > 1 else f"{done + 1}"
             _run_group(group, progress, settings, f"{place}/{len(left)} ")
             done += len(group)
-    found = [Run.open(job.folder) for job in every]
-    return [found[i : i + len(seeds)] for i in range(0, len(found), len(seeds))]
+    return [_found(every, len(batch.seeds)) for every, batch in zip(asked, batches, strict=True)]
 
 
-def _groups(jobs: Sequence[_Job], *, most: int) -> Iterator[list[_Job]]:
-    """Runs that go on in step, so that equal networks train as one; on a CPU, one at a time."""
-    yield from (list(jobs[i : i + most]) for i in range(0, len(jobs), most))
+def _found(jobs: Sequence[_Job], seeds: int) -> list[list[Run]]:
+    found = [Run.open(job.folder) for job in jobs]
+    return [found[i : i + seeds] for i in range(0, len(found), seeds)]
+
+
+def _groups(jobs: Sequence[_Job], *, most: int, apart: Set[str]) -> Iterator[list[_Job]]:
+    """Runs that go on in step, so that equal networks train as one; on a CPU, one at a time.
+
+    Runs of the tasks in `apart` would gain nothing.
+    """
+    yield from ([job] for job in jobs if repr(job.task) in apart)
+    others = [job for job in jobs if repr(job.task) not in apart]
+    yield from (others[i : i + most] for i in range(0, len(others), most))
 
 
 def _piece(jobs: Sequence[_Job]) -> Piece:
@@ -125,6 +166,7 @@ def _run_group(
     settings: dict[str, Any],
     place: str = "",
 ) -> None:
+    often = 0 if len(jobs) > 1 else 1 if settings["device"] == "cpu" else _SELDOM
     federations: dict[tuple[int, str], Sequence[Node]] = {}
     moved: dict[int, Any] = {}
     begun = []
@@ -141,7 +183,8 @@ def _run_group(
                 folder=job.folder,
                 progress=shown,
                 moved=moved,
-                checkpoint_every=int(len(jobs) == 1),
+                checkpoint_every=often,
+                evaluate_every=job.evaluate_every,
                 **settings,
             )
         )
@@ -158,26 +201,26 @@ def figures_after(run: Run) -> dict[str, float]:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-def _jobs(
-    cells: Sequence[Cell],
-    seeds: Sequence[int],
-    folder: Path,
-    data: Path | None,
-    settings: dict[str, Any],
-) -> list[_Job]:
-    jobs = []
-    for cell in cells:
+def _jobs(batch: Batch, folder: Path, data: Path | None, settings: dict[str, Any]) -> list[_Job]:
+    jobs, every = [], batch.evaluate_every
+    for cell in batch.cells:
         method, task = cell.make(data)
-        place = folder / _key(method, task, settings, cell.after)
-        jobs += [_Job(cell.label, method, task, s, place / f"seed-{s}", cell.after) for s in seeds]
+        place = folder / _key(method, task, every, settings, cell.after)
+        jobs += [
+            _Job(cell.label, method, task, s, every, place / f"seed-{s}", cell.after)
+            for s in batch.seeds
+        ]
     return jobs
 
 
 def _key(
-    method: Method, task: Task, settings: dict[str, Any], after: Callable[..., Any] | None = None
+    method: Method,
+    task: Task,
+    every: int,
+    settings: dict[str, Any],
+    after: Callable[..., Any] | None = None,
 ) -> str:
     """A folder name for everything that has a bearing on the numbers but the seed."""
-    every = settings["evaluate_every"]
     kind = str(settings["device"]).partition(":")[0]
     more = [] if after is None else [after.__qualname__]
     more += [] if settings["precision"] == "float32" else [settings["precision"]]
@@ -196,14 +239,22 @@ def _federation(job: _Job) -> tuple[int, str]:
     return job.seed, repr(job.task)
 
 
-def _check(jobs: Sequence[_Job], settings: dict[str, Any]) -> None:
-    """Raise what a run of any setting would raise before it trains."""
+def _check(jobs: Sequence[_Job], settings: dict[str, Any]) -> set[str]:
+    """Raise what a run of any setting would raise before it trains.
+
+    Returns:
+        Tasks with networks that cannot be stacked, as BatchNorm keeps statistics in them.
+    """
+    apart = set()
     settings_once = {job.folder.parent: job for job in reversed(jobs)}.values()
     for _, group in groupby(sorted(settings_once, key=_federation), key=_federation):
         alike = list(group)
         nodes = alike[0].task.nodes(alike[0].seed)
         for job in alike:
-            check_run(job.method, nodes, **settings)
+            check_run(job.method, nodes, evaluate_every=job.evaluate_every, **settings)
+        if any(moves_batchnorm(node.model, ()) for node in nodes):
+            apart.add(repr(alike[0].task))
+    return apart
 
 
 def _close(job: _Job, origin: Mapping[str, str]) -> None:

@@ -22,12 +22,24 @@ imposed, without which traces and means of R have no meaning. The square root is
 l_j^2 + (32 eps ||Z||)^2, eps the dtype's: below that l_j is rounding, and so is its direction.
 `per_sample` divides Z by sqrt(m), so that batches of different sizes can be compared.
 Where R_z R_j^T has no full rank P_j is one of many; l_j is the same for all.
+
+On a CPU R_z is that of a QR decomposition and P_j that of an SVD. On a GPU, where each of these is
+slow, both are products in float64: R_z = chol(Z^T Z)^T, and with M = R_z R_j^T, whose inverse two
+triangles give,
+
+    X_0     = c M + M^-T,   c = ||M^-1||_F / ||M||_F                              (Newton's step)
+    X_{k+1} = a_k X_k (3 I - a_k^2 X_k^T X_k) / 2  ->  P_j                        (Newton-Schulz)
+
+All of them have the singular vectors of M. Those values of M that are s become c s + 1 / s, which
+is 2 sqrt(c) at least: so how many steps it takes, and the best a_k, are known before the first.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -38,6 +50,7 @@ from polyfed.maths.procrustes import polar
 
 _ROUNDING = 32.0
 _SAFE = 1e-5  # of the norm of R_z: a smaller diagonal is not told from rounding by Z^T Z
+_LEAST = 1e-6  # singular value of X_0, of its norm: below, M^-1 is not exact enough in float64
 
 
 @dataclass(frozen=True)
@@ -55,40 +68,85 @@ class Understanding:
     heard: Bool[Tensor, " J"]
 
 
+@dataclass(frozen=True, eq=False)
+class Bank:
+    """Peers' triangles; what does not depend on the batch is computed once, when it is needed.
+
+    Attributes:
+        R: each peer's R_j, without the node's own; there may be none.
+    """
+
+    R: Float[Tensor, "J n n"]
+
+    def like(self, Z: Tensor) -> Bank:
+        """In Z's precision and on its device."""
+        R = self.R.to(Z)
+        return self if R is self.R else Bank(R)
+
+    @cached_property
+    def traces(self) -> Float[Tensor, " J"]:
+        """tr(R_j)."""
+        return _traces(self.R)
+
+    @cached_property
+    def exact(self) -> Float[Tensor, "J n n"]:
+        """R_j in float64."""
+        return self.R.double()
+
+    @cached_property
+    def inverse(self) -> Float[Tensor, "J n n"]:
+        """R_j^-1 in float64; not finite where there is none."""
+        return _inverse(self.exact)
+
+
+class _Match(NamedTuple):
+    """A batch's factors and norm, which peers it hears, and those peers' P_j and R_j."""
+
+    Q: Tensor
+    R: Tensor
+    norm: Tensor | float
+    heard: Tensor
+    P: Tensor
+    peers: Tensor
+
+
 def triangular(Z: Float[Tensor, "m n"], *, per_sample: bool = False) -> Float[Tensor, "n n"]:
     """R_z of Eq. (4), without gradient; a Z in half precision gives a float32 R_z.
 
     >>> triangular(torch.tensor([[-3.0], [4.0]]))
     tensor([[5.]])
     """
-    return _factors(_prepared(Z, per_sample))[1]
+    Z = _prepared(Z.detach(), per_sample)
+    if _prefers_products(Z):
+        R, doubts = _cholesky(Z.double())
+        if _is_safe(*doubts.tolist()):
+            return R.to(Z)
+    return _factors_by_qr(Z)[1]
 
 
 def understand(
-    Z: Float[Tensor, "m n"], bank: Float[Tensor, "J n n"], *, per_sample: bool = False
+    Z: Float[Tensor, "m n"], bank: Bank | Float[Tensor, "J n n"], *, per_sample: bool = False
 ) -> Understanding:
     """The term that Algorithm 1, lines 16 to 23, adds to the loss of a batch (before lambda).
 
     Args:
         Z: Projections of the batch.
-        bank: Each peer's R_j, without the node's own; there may be none.
+        bank: Each peer's R_j; as a `Bank` where many batches meet the same peers.
         per_sample: Divide Z by sqrt(m); the R_j must have been made that way too.
     """
     with torch.autocast(Z.device.type, enabled=False):
         Z = _prepared(Z, per_sample)
-        bank = bank.to(Z)
-        Q, R = _factors(Z)
-        heard = _traces(bank) > _traces(R)
-        return Understanding(_distances(Z, Q, R, bank[heard]).sum(), R, heard)
+        match = _matched(Z.detach(), _as_bank(bank).like(Z), gated=True)
+        return Understanding(_distances(Z, match).sum(), match.R, match.heard)
 
 
 def distances(
-    Z: Float[Tensor, "m n"], bank: Float[Tensor, "J n n"], *, per_sample: bool = False
+    Z: Float[Tensor, "m n"], bank: Bank | Float[Tensor, "J n n"], *, per_sample: bool = False
 ) -> Float[Tensor, " J"]:
     """l_j of Eq. (7) for every peer, whatever its trace, with gradient."""
     with torch.autocast(Z.device.type, enabled=False):
         Z = _prepared(Z, per_sample)
-        return _distances(Z, *_factors(Z), bank.to(Z))
+        return _distances(Z, _matched(Z.detach(), _as_bank(bank).like(Z), gated=False))
 
 
 def pack_triangle(R: Float[Tensor, "*J n n"]) -> Float[Tensor, "*J k"]:
@@ -140,36 +198,115 @@ def _prepared(Z: Tensor, per_sample: bool) -> Tensor:
     return Z / math.sqrt(m) if per_sample else Z
 
 
+def _as_bank(bank: Bank | Tensor) -> Bank:
+    return bank if isinstance(bank, Bank) else Bank(bank)
+
+
+def _prefers_products(Z: Tensor) -> bool:
+    """Whether decompositions are slow where Z is."""
+    return Z.is_cuda
+
+
 @torch.no_grad()
-def _factors(Z: Tensor) -> tuple[Tensor, Tensor]:
-    """Q_z and R_z of Eq. (4), by whichever way is faster on the device."""
-    return _factors_by_products(Z) if Z.is_cuda else _factors_by_qr(Z)
+def _matched(Z: Tensor, bank: Bank, *, gated: bool) -> _Match:
+    """Q_z and R_z, the peers that are heard (all, unless gated), and their P_j."""
+    if _prefers_products(Z):
+        return _by_products(Z, bank, gated)
+    return _by_decompositions(Z, bank, gated)
+
+
+def _by_decompositions(Z: Tensor, bank: Bank, gated: bool) -> _Match:
+    Q, R = _factors_by_qr(Z)
+    heard = _heard(R, bank, gated)
+    peers = bank.R[heard]
+    return _Match(Q, R, R.norm(), heard, _polar(R, peers), peers)
+
+
+def _by_products(Z: Tensor, bank: Bank, gated: bool) -> _Match:
+    """The host looks at what came out once, and then knows all that is left to do."""
+    D = Z.double()
+    exact, doubts = _cholesky(D)
+    R = exact.to(Z)
+    inverse = _inverse(exact)
+    X, least = _newton_step(exact, inverse, bank)
+    heard = _heard(R, bank, gated)
+    failed, smallest, norm, *known = torch.cat([doubts, heard.to(least), least]).tolist()
+    if not _is_safe(failed, smallest, norm):
+        return _by_decompositions(Z, bank, gated)
+    J = len(heard)
+    chosen = [j for j in range(J) if known[j]]
+    peers = bank.R
+    if len(chosen) < J:
+        index = torch.tensor(chosen, dtype=torch.int64, device=Z.device)
+        X, peers = X[index], peers[index]
+    bounds = [known[J + j] for j in chosen]
+    if all(bound > _LEAST for bound in bounds):  # not so if one is NaN
+        eps = torch.finfo(Z.dtype).eps
+        P = _newton_schulz(X, min(bounds, default=1.0), eps).to(Z)
+    else:
+        P = _polar(R, peers)
+    return _Match((D @ inverse).to(Z), R, norm, heard, P, peers)
 
 
 def _factors_by_qr(Z: Tensor) -> tuple[Tensor, Tensor]:
+    """Q_z and R_z of Eq. (4)."""
     Q, R = torch.linalg.qr(Z)
     sign = torch.where(R.diagonal() < 0, -1.0, 1.0).to(R)
     return Q * sign, R * sign[:, None]
 
 
-def _factors_by_products(Z: Tensor) -> tuple[Tensor, Tensor]:
-    """R_z = chol(Z^T Z)^T in float64; by QR where features have nearly no full rank."""
-    D = Z.double()
+def _cholesky(D: Tensor) -> tuple[Tensor, Tensor]:
+    """R_z of a D in float64, and what `_is_safe` must know of it."""
     R, failed = torch.linalg.cholesky_ex(D.mT @ D, upper=True)
-    is_safe = (failed == 0) & (R.diagonal().min() > _SAFE * R.norm())
-    if not is_safe:
-        return _factors_by_qr(Z)
-    Q = torch.linalg.solve_triangular(R, D, upper=True, left=False)
-    return Q.to(Z), R.to(Z)
+    return R, torch.stack([failed.to(R), R.diagonal().min(), R.norm()])
 
 
-def _distances(Z: Tensor, Q: Tensor, R: Tensor, bank: Tensor) -> Tensor:
+def _is_safe(failed: float, smallest: float, norm: float) -> bool:
+    """Whether features have full rank, with some distance; else R_z must be that of a QR."""
+    return failed == 0 and smallest > _SAFE * norm
+
+
+def _heard(R: Tensor, bank: Bank, gated: bool) -> Tensor:
+    """The peers with a larger trace; all, unless gated."""
+    return bank.traces > _traces(R) if gated else torch.ones_like(bank.traces, dtype=torch.bool)
+
+
+def _inverse(R: Tensor) -> Tensor:
+    """Of upper triangles."""
+    eye = torch.eye(R.shape[-1], dtype=R.dtype, device=R.device)
+    found: Tensor = torch.linalg.solve_triangular(R, eye.expand_as(R), upper=True)
+    return found
+
+
+def _polar(R: Tensor, peers: Tensor) -> Tensor:
+    """P_j by an SVD, or what is as good."""
+    M = torch.nan_to_num(R @ peers.mT)  # of NaN there is no factor: let the residual say so
+    return polar(M, dtype=M.dtype)  # R is no more precise than that
+
+
+def _newton_step(R: Tensor, inverse: Tensor, bank: Bank) -> tuple[Tensor, Tensor]:
+    """X_0 of every peer, of norm 1, and a bound of its singular values from below."""
+    M, N = R @ bank.exact.mT, inverse.mT @ bank.inverse  # N = M^-T
+    c = torch.linalg.matrix_norm(N) / torch.linalg.matrix_norm(M)
+    X = torch.addcmul(N, M, c[:, None, None])
+    size = torch.linalg.matrix_norm(X)
+    return X / size[:, None, None], 2 * c.sqrt() / size
+
+
+def _newton_schulz(X: Tensor, least: float, eps: float) -> Tensor:
+    """The polar factors of matrices with singular values from `least` to 1, to within `eps`."""
+    while 1 - least > eps:
+        a = math.sqrt(3 / (1 + least + least**2))  # takes `least` and 1 to the same value
+        X = torch.baddbmm(X, X, torch.bmm(X.mT, X), beta=1.5 * a, alpha=-0.5 * a**3)
+        least = a * least * (3 - (a * least) ** 2) / 2
+    return X
+
+
+def _distances(Z: Tensor, match: _Match) -> Tensor:
     """||Q_z^T Z - P_j R_j||_F: its value is that of R_z, its gradient that of Z."""
-    M = torch.nan_to_num(R @ bank.mT)  # of NaN there is no factor: let the residual say so
-    P = polar(M, dtype=M.dtype)  # R is no more precise than that
-    residual: Tensor = Q.mT @ Z - P @ bank
-    eps, tiny = torch.finfo(R.dtype).eps, torch.finfo(R.dtype).tiny
-    floor = (_ROUNDING * eps * R.norm()).square() + tiny
+    residual: Tensor = match.Q.mT @ Z - torch.bmm(match.P, match.peers)
+    eps, tiny = torch.finfo(Z.dtype).eps, torch.finfo(Z.dtype).tiny
+    floor = (_ROUNDING * eps * match.norm) ** 2 + tiny
     squares: Tensor = residual.square().sum(dim=(-2, -1)) + floor
     return squares.sqrt()
 

@@ -36,6 +36,7 @@ from polyfed.core.node import Name, Node
 from polyfed.core.phase import Objective, Phase
 from polyfed.errors import ConfigError, DataError, MessageError
 from polyfed.maths.correlation import (
+    Bank,
     check_triangle,
     pack_triangle,
     triangular,
@@ -92,7 +93,7 @@ class Correlated:
 
     inner: SelfSupervised
     lam: float
-    bank: Tensor
+    bank: Bank | Tensor
     per_sample: bool = False
     total: Tensor | float = 0.0
     heard: Tensor | float = 0.0
@@ -198,7 +199,7 @@ class FedFoA(SelfTaught):
     def objective(self, node: Node) -> Objective:
         """BYOL and, after the warm-up, the term."""
         lam = self.lam if round_of(node) > self.warm_up else 0.0
-        bank = unpack_triangle(node.memory[_BANK])
+        bank = Bank(unpack_triangle(node.memory[_BANK]))
         return Correlated(self.byol(node), lam, bank, self.per_sample)
 
     def begin(self, node: Node) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable
 from typing import Any
 
@@ -31,15 +30,16 @@ def structure(net: nn.Module) -> Hashable:
 def job_key(job: Job, net: Hashable) -> tuple[Hashable, ...]:
     """Equal for jobs that can be one computation; `net` is the structure of the network."""
     phase, split = job.phase, training_split(job.node, job.phase)
-    size = phase.batch_size(len(split))
-    sizes: Hashable = math.ceil(math.log2(size)) if _has_losses(job) else (len(split), size)
+    shape = split.x.shape
+    size = phase.batch_size(shape[0])
+    sizes: Hashable = (size - 1).bit_length() if _has_losses(job) else (shape[0], size)
     target = None if split.y is None else (split.y.shape[1:], split.y.dtype)
     return (
         net,
         (*job.node.model.parts.items(), job.node.model.precision),
         (phase.objective, phase.parts, phase.epochs, phase.steps, phase.walk, phase.stop),
         (phase.optimiser.name, phase.keep, _kept_steps(job)),
-        (split.x.shape[1:], split.x.dtype, split.x.device, target, sizes),
+        (shape[1:], split.x.dtype, split.x.device, target, sizes),
         phase.stop is not None and phase.stop.split in job.node.data,
     )
 

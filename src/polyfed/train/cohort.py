@@ -28,7 +28,8 @@ from polyfed.train.loop import Fitted, training_split
 from polyfed.train.stepper import Loss, RowMajorLinear, Stepper
 from polyfed.train.track import Job, Pool, Tensors, Track
 
-_KEPT = (1, 6)  # stacks kept for later phases, on a CPU and on a GPU
+_KEPT = (1, 6)  # stacks kept for later phases, on a CPU and on a GPU; there more if they are small
+_SMALL = 32  # as long as this part of its memory is not full
 
 
 Kept = dict[Hashable, "Cohort"]
@@ -60,15 +61,24 @@ def fit_cohort(
     if cohort.is_whole:
         kept[key] = cohort
         for old in list(kept)[: -_KEPT[device.type == "cuda"]]:
-            del kept[old]
+            if _is_full(device):
+                del kept[old]
     return fitted
+
+
+def _is_full(device: torch.device) -> bool:
+    """Whether no more stacks should be kept than a few."""
+    if device.type != "cuda":
+        return True
+    total = torch.cuda.get_device_properties(device).total_memory
+    return torch.cuda.memory_allocated(device) > total // _SMALL
 
 
 def _stack_key(jobs: Sequence[Job]) -> Hashable:
     """Equal for jobs that can use the same stack again."""
     phase = jobs[0].phase
     rows = tuple((id(j.node.model.net), j.phase.optimiser, j.phase.batch) for j in jobs)
-    return rows, phase.objective, phase.parts, phase.split, phase.target
+    return rows, phase.objective, phase.parts, phase.split, phase.target, phase.keep
 
 
 def score_cohort(nodes: Sequence[Node], split: str) -> list[float]:
@@ -110,23 +120,24 @@ class Cohort:
         self.moving = {name: stacked.pop(name).requires_grad_() for name in self.names}
         self.resting = stacked
         self.settings = [job.phase.optimiser for job in jobs]
-        self.has_stepped, self.is_whole = False, jobs[0].phase.keep is None
+        self.has_stepped, self.is_whole = False, True
         self.everyone: list[Track] = []
         self.stepper: Stepper | None = None
         self.optimisers: _Optimisers | None = None
 
     def begin(self, jobs: Sequence[Job]) -> None:
-        """A new phase of the same nodes: their tensors, their tracks, optimisers as new."""
+        """A new phase of the same nodes: their tensors and tracks, optimisers new or kept."""
         self.everyone = [Track(job) for job in jobs]
         self.rows = list(self.everyone)
         self.weighted = len({t.course.cuts for t in self.rows}) > 1
         if self.optimisers is None:
             self.optimisers = _Optimisers(self)
         else:
-            self.optimisers.reset()
+            if not self.optimisers.begin(self):
+                self.stepper = None  # its graph steps by other tensors
             with torch.no_grad():
-                for rows, owned in self.pairs.values():
-                    torch._foreach_copy_(rows, owned)
+                for name, stacked in {**self.moving, **self.resting}.items():
+                    torch.stack(self.pairs[name][1], out=stacked)
         if self.stepper is not None and not self.stepper.begin(self.rows):
             self.stepper = None
 
@@ -249,13 +260,19 @@ class _Optimisers:
                 part.grad = own if own.stride() == part.stride() else own.contiguous()
             optimiser.step()
 
-    def reset(self) -> None:
-        """As new: zero moments are what an optimiser begins with."""
-        for optimiser, *_ in self.built:
-            for state in optimiser.state.values():
-                for t in state.values():
+    def begin(self, cohort: Cohort) -> bool:
+        """Take what the nodes kept, else zeros, in place; False if new tensors had to be made."""
+        self.states = [self._kept(cohort, first, last) for _, first, last in self.stretches]
+        in_place = True
+        for (optimiser, slices, *_), kept in zip(self.built, self.states, strict=True):
+            for name, part in zip(self.names, slices, strict=True):
+                for entry, t in optimiser.state[part].items():
                     if isinstance(t, Tensor):
-                        t.zero_()
+                        t.zero_() if name not in kept else t.copy_(kept[name][entry])
+                in_place &= bool(optimiser.state[part]) or name not in kept
+        if not in_place:
+            self.point_at(cohort.moving)
+        return in_place
 
     def state_of(self, row: int) -> Tensors:
         """What is kept of one row: `parameter/entry`."""

@@ -59,8 +59,9 @@ class Course:
         order = self.node.stream("batches", *self.path)
         left = self.steps or 0
         while left > 0:
-            yield torch.randperm(self.num_examples, generator=order), self.sizes[:left]
-            left -= len(self.sizes)
+            sizes = self.sizes if left >= len(self.sizes) else self.sizes[:left]
+            yield torch.randperm(self.num_examples, generator=order), sizes
+            left -= len(sizes)
 
     def _walk(self) -> Iterator[tuple[Tensor, list[int]]]:
         """Go on where the last walk over this split stopped; the node remembers where."""

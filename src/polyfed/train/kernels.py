@@ -17,13 +17,13 @@ layer's width is cut in two, because blocks are powers of two and 300 would beco
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 _WARPS = 16
+_PAST = 16  # samples that are looked back on at a time
 
 
 def run_chunk(
@@ -78,6 +78,7 @@ def run_chunk(
         NEXT_BLOCK=_block(first[0].shape[1]),
         CLASS_BLOCK=_block(last[0].shape[1]),
         CHUNK=chunk,
+        PAST=_PAST,
         DEEP=len(later) == 2,
         num_warps=_WARPS,
     )
@@ -88,7 +89,7 @@ def _block(width: int) -> int:
 
 
 @triton.jit
-def _moved(w: Any, rate: Any, delta: Any, a: Any) -> Any:
+def _moved(w, rate, delta, a):
     return w - (rate * delta)[:, None] * a[None, :]
 
 
@@ -98,7 +99,8 @@ def _kernel(
     w2, b2, w3, b3, w4, b4, size,
     WIDTH: tl.constexpr, HIDDEN: tl.constexpr, NEXT: tl.constexpr, CLASSES: tl.constexpr,
     LOW: tl.constexpr, HIGH: tl.constexpr, BLOCK: tl.constexpr, NEXT_BLOCK: tl.constexpr,
-    CLASS_BLOCK: tl.constexpr, CHUNK: tl.constexpr, DEEP: tl.constexpr,
+    CLASS_BLOCK: tl.constexpr, CHUNK: tl.constexpr, PAST: tl.constexpr,
+    DEEP: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     outputs += row * CHUNK * WIDTH
@@ -108,7 +110,7 @@ def _kernel(
     losses += row * loss_stride
     rate = tl.load(rates + row)
     ea, eb, h = tl.arange(0, LOW), LOW + tl.arange(0, HIGH), tl.arange(0, BLOCK)
-    n, c, past = tl.arange(0, NEXT_BLOCK), tl.arange(0, CLASS_BLOCK), tl.arange(0, CHUNK)
+    n, c, past = tl.arange(0, NEXT_BLOCK), tl.arange(0, CLASS_BLOCK), tl.arange(0, PAST)
     in_b, in_h, in_n, in_c = eb < WIDTH, h < HIDDEN, n < NEXT, c < CLASSES
     at_a, at_b = bias + row * WIDTH + ea, bias + row * WIDTH + eb
     at_2 = w2 + row * HIDDEN * WIDTH + h[:, None] * WIDTH
@@ -130,15 +132,19 @@ def _kernel(
         own_4 = tl.load(at_b4, mask=in_c, other=0.0)
     k = 0
     while k < size:
-        before = past < k
-        g = tl.load(inner + k * CHUNK + past, mask=before, other=0.0)[:, None]
-        da = tl.load(deltas + past[:, None] * WIDTH + ea[None, :], mask=before[:, None], other=0.0)
-        in_past = before[:, None] & in_b[None, :]
-        db = tl.load(deltas + past[:, None] * WIDTH + eb[None, :], mask=in_past, other=0.0)
-        oa = tl.load(outputs + k * WIDTH + ea)
-        ob = tl.load(outputs + k * WIDTH + eb, mask=in_b, other=0.0)
-        aa = tl.sigmoid(oa - tl.sum(g * da, 0) + ba)
-        ab = tl.where(in_b, tl.sigmoid(ob - tl.sum(g * db, 0) + bb), 0.0)
+        za = tl.load(outputs + k * WIDTH + ea) + ba
+        zb = tl.load(outputs + k * WIDTH + eb, mask=in_b, other=0.0) + bb
+        j = 0
+        while j < k:
+            at = j + past
+            before = at < k
+            g = tl.load(inner + k * CHUNK + at, mask=before, other=0.0)[:, None]
+            at_past = deltas + at[:, None] * WIDTH
+            in_past = before[:, None] & in_b[None, :]
+            za -= tl.sum(g * tl.load(at_past + ea[None, :], mask=before[:, None], other=0.0), 0)
+            zb -= tl.sum(g * tl.load(at_past + eb[None, :], mask=in_past, other=0.0), 0)
+            j += PAST
+        aa, ab = tl.sigmoid(za), tl.where(in_b, tl.sigmoid(zb), 0.0)
         z2 = tl.sum(w2a * aa[None, :], 1) + tl.sum(w2b * ab[None, :], 1) + own_2
         a2 = tl.where(in_h, tl.sigmoid(z2), 0.0)
         a3 = tl.where(in_n, tl.sigmoid(tl.sum(own_w3 * a2[None, :], 1) + own_3), 0.0)

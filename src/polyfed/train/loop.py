@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -41,7 +42,7 @@ def fit(node: Node, phase: Phase, *path: str | int) -> Fitted:
     split = training_split(node, phase)
     device = split.x.device
     noise = ambient(node.seed, "node", node.name, "noise", *path, device=device)
-    with noise, node.model.moving(*phase.parts) as parameters:
+    with noise, _laid_out(node.model), node.model.moving(*phase.parts) as parameters:
         pairs = _rest_batchnorm(node.model.net, len(split))
         course = Course(node, phase, len(split), path, pairs=pairs)
         step, keep = _stepper(node, phase, parameters)
@@ -76,6 +77,20 @@ def training_split(node: Node, phase: Phase) -> Split:
             f"of split '{phase.split}'."
         )
     return Split(split.x, target)
+
+
+@contextmanager
+def _laid_out(model: Model) -> Iterator[None]:
+    """Filters as bfloat16 computes with them, channels last, or every step would copy them."""
+    filters = [p for p in model.net.parameters() if p.dim() == 4]
+    kept = [(p, p.data) for p in filters if model.precision == "bfloat16"]
+    for p, own in kept:
+        p.data = own.contiguous(memory_format=torch.channels_last)
+    try:
+        yield
+    finally:
+        for p, own in kept:
+            p.data = own.copy_(p.data)
 
 
 def _stepper(
@@ -121,7 +136,8 @@ def load_kept(
         own = {n.rpartition("/")[2]: t for n, t in kept.items() if n.rpartition("/")[0] == name}
         if own:
             optimiser.state[parameter] = {
-                n: t.to(torch.float32 if n == "step" else t.dtype).clone() for n, t in own.items()
+                n: t.float().clone() if n == "step" else torch.empty_like(parameter).copy_(t)
+                for n, t in own.items()
             }
 
 
@@ -132,7 +148,7 @@ def store_kept(
     node.remember(
         f"optimiser {group}",
         {
-            f"{name}/{n}": t
+            f"{name}/{n}": t.contiguous()
             for parameter, name in zip(optimiser.param_groups[0]["params"], names, strict=True)
             for n, t in optimiser.state[parameter].items()
             if isinstance(t, Tensor)

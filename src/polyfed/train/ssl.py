@@ -24,7 +24,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -89,14 +88,12 @@ class BYOL(SelfSupervised):
 
     def see(self, model: Model, x: Tensor) -> Seen:
         """Eq. (1)."""
-        trunk, projector, predictor, target = _computed(
-            model, "trunk", "projector", "predictor", "target"
-        )
+        *online, target = _children(model, "trunk", "projector", "predictor", "target")
         a, b = self.views(x), self.views(x)
-        za, zb = projector(trunk(a)), projector(trunk(b))
+        (za, pa), (zb, pb) = (_predicted(model, view, *online) for view in (a, b))
         with torch.no_grad():
-            ta, tb = target(a), target(b)
-        loss = 4 - 2 * _cosine(predictor(za), tb) - 2 * _cosine(predictor(zb), ta)
+            ta, tb = (model.compute(target, view) for view in (a, b))
+        loss = 4 - 2 * _cosine(pa, tb) - 2 * _cosine(pb, ta)
         return Seen(loss, za, zb)
 
     def after_step(self, model: Model) -> None:
@@ -112,9 +109,10 @@ class SimSiam(SelfSupervised):
 
     def see(self, model: Model, x: Tensor) -> Seen:
         """Eq. (3)."""
-        trunk, projector, predictor = _computed(model, "trunk", "projector", "predictor")
-        za, zb = (projector(trunk(view)) for view in (self.views(x), self.views(x)))
-        there, back = _cosine(predictor(za), zb.detach()), _cosine(predictor(zb), za.detach())
+        online = _children(model, "trunk", "projector", "predictor")
+        views = self.views(x), self.views(x)
+        (za, pa), (zb, pb) = (_predicted(model, view, *online) for view in views)
+        there, back = _cosine(pa, zb.detach()), _cosine(pb, za.detach())
         return Seen(-(there + back) / 2, za, zb)
 
 
@@ -133,8 +131,9 @@ class SimCLR(SelfSupervised):
 
     def see(self, model: Model, x: Tensor) -> Seen:
         """Eq. (4)."""
-        trunk, projector = _computed(model, "trunk", "projector")
-        za, zb = (projector(trunk(view)) for view in (self.views(x), self.views(x)))
+        trunk, projector = _children(model, "trunk", "projector")
+        views = self.views(x), self.views(x)
+        za, zb = (model.compute(lambda v: projector(trunk(v)), view) for view in views)
         return Seen(nt_xent(za, zb, self.temperature), za, zb)
 
 
@@ -182,9 +181,19 @@ def _children(model: Model, *names: str) -> list[nn.Module]:
     return [have[name] for name in names]
 
 
-def _computed(model: Model, *names: str) -> list[Callable[[Tensor], Tensor]]:
-    """These children as functions, in the model's precision."""
-    return [partial(model.compute, child) for child in _children(model, *names)]
+def _predicted(
+    model: Model, view: Tensor, trunk: nn.Module, projector: nn.Module, predictor: nn.Module
+) -> tuple[Tensor, Tensor]:
+    """Projection and prediction of a view: one pass, whose precision does not change on the way."""
+    projections = []
+
+    def online(view: Tensor) -> Tensor:
+        projections.append(projector(trunk(view)))
+        prediction: Tensor = predictor(projections[0])
+        return prediction
+
+    prediction = model.compute(online, view)
+    return projections[0].to(prediction), prediction
 
 
 def _cosine(a: Tensor, b: Tensor) -> Tensor:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from polyfed.train.cohort import Cohort
 
 _TABLE = 1 << 22  # batch indices prepared at a time
+_AHEAD = 1 << 18  # of these, where the device works on while the next are prepared
+_FEW = 4  # steps that are prepared at least, if there are as many
 _WARM = 3  # real steps before a CUDA graph is captured
 _WORTH_A_GRAPH = 12
 _REFUSALS = (RuntimeError, NotImplementedError, ValueError, TypeError)  # what vmap raises
@@ -54,6 +56,9 @@ class Stepper:
         rows, device = len(self.tracks), self.pool.x.device
         longest = max(track.steps_left for track in self.tracks)
         self.capacity = min(longest, max(1, _TABLE // (rows * self.width)))
+        is_ahead = device.type == "cuda" and self.width > 1
+        at_once = max(_FEW, (_AHEAD if is_ahead else _TABLE) // (rows * self.width))
+        self.piece = min(self.capacity, at_once)
         shape = (rows, self.capacity, self.width)
         self.index = torch.zeros(shape, dtype=torch.int64, device=device)
         self.weight = torch.zeros(shape, device=device) if cohort.weighted else None
@@ -73,7 +78,7 @@ class Stepper:
     def advance(self, steps: int) -> None:
         """So many steps of every row that is not done."""
         while steps > 0:
-            count = min(steps, self.capacity)
+            count = min(steps, self.piece)
             self._run(self._fill(count))
             losses = Losses(self.losses[:, :count].clone())
             for row, track in enumerate(self.tracks):
@@ -83,38 +88,20 @@ class Stepper:
 
     def _fill(self, count: int) -> list[int]:
         """Write the next batches into the table; their widths."""
-        taken = {row: t.take(count) for row, t in enumerate(self.tracks) if not t.is_done}
-        if self.weight is None:
-            index, widths = self._table(taken)
-        else:
-            index, widths = self._padded(taken, count)
-        _copy(self.index[:, :count], index)
+        moving = [(row, track) for row, track in enumerate(self.tracks) if not track.is_done]
+        tables = [table[:, :count] for table in (self.index, self.weight) if table is not None]
+        written = [_on_host(table) for table in tables]
+        if self.weight is not None or len(moving) < len(self.tracks):
+            for table in written:
+                table.zero_()
+        widths = [self.width] * count if self.weight is not None else moving[0][1].widths(count)
+        places, *inside = [table.numpy() for table in written]
+        for row, track in moving:
+            track.take(count, places[row], *(own[row] for own in inside))
+        for table, source in zip(tables, written, strict=True):
+            if source is not table:
+                table.copy_(source, non_blocking=True)
         return widths
-
-    def _table(self, taken: dict[int, tuple[Tensor, list[int]]]) -> tuple[Tensor, list[int]]:
-        """Rows whose batches have the same sizes: all at once."""
-        rows = torch.tensor(list(taken))
-        orders = torch.stack([order for order, _ in taken.values()])
-        sizes = next(iter(taken.values()))[1]
-        index = torch.zeros(len(self.tracks), len(sizes), self.width, dtype=torch.int64)
-        inside = torch.arange(self.width) < torch.tensor(sizes)[:, None]
-        flat = index.view(len(self.tracks), -1)
-        flat[rows[:, None], inside.flatten().nonzero().squeeze(1)] = orders
-        return index, sizes
-
-    def _padded(
-        self, taken: dict[int, tuple[Tensor, list[int]]], count: int
-    ) -> tuple[Tensor, list[int]]:
-        """Rows whose batches differ in size, and the weight of each place."""
-        shape = (len(self.tracks), count, self.width)
-        index, weight = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape)
-        for row, (order, sizes) in taken.items():
-            inside = torch.arange(self.width) < torch.tensor(sizes)[:, None]
-            index[row][inside] = order
-            weight[row] = inside.float()
-        if self.weight is not None:
-            _copy(self.weight[:, :count], weight)
-        return index, [self.width] * count
 
     def _run(self, widths: Sequence[int]) -> None:
         self.at.zero_()
@@ -222,8 +209,8 @@ class RowMajorLinear(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _copy(target: Tensor, source: Tensor) -> None:
-    """To the device without waiting for it."""
-    if target.device.type == "cuda":
-        source = source.pin_memory()
-    target.copy_(source, non_blocking=True)
+def _on_host(target: Tensor) -> Tensor:
+    """Where to write what a tensor is to hold: itself, or memory that its device can read."""
+    if target.device.type != "cuda":
+        return target
+    return torch.empty(target.shape, dtype=target.dtype, pin_memory=True)

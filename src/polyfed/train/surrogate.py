@@ -134,8 +134,26 @@ class L1Penalty:
         return lambda model, x, y: inner(model, x, y) + self._penalty(model)
 
     def _penalty(self, model: Model) -> Tensor:
-        norms = [torch.linalg.vector_norm(p, 1) for p in model.net.parameters()]
-        return self.weight * torch.stack(norms).sum()
+        parameters = list(model.net.parameters())
+        if not torch._C._are_functorch_transforms_active():  # in no stack
+            total: Tensor = _AbsoluteSum.apply(*parameters)  # type: ignore[no-untyped-call]
+            return self.weight * total
+        return self.weight * torch.stack([torch.linalg.vector_norm(p, 1) for p in parameters]).sum()
+
+
+class _AbsoluteSum(torch.autograd.Function):
+    """The sum of all tensors' absolute values, on a GPU in a few kernels for all of them."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> Tensor:
+        ctx.save_for_backward(*tensors)
+        return torch.stack(torch._foreach_norm(tensors, 1)).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        signs = torch._foreach_sign(ctx.saved_tensors)
+        torch._foreach_mul_(signs, gradients[0])
+        return tuple(signs)
 
 
 def _buffer(model: Model, name: str) -> Tensor:

@@ -24,6 +24,7 @@ from polyfed.core.node import Node
 from polyfed.train.alike import exam_key, job_key, moves_batchnorm, structure, why_alone
 from polyfed.train.cohort import Kept, fit_cohort, score_cohort
 from polyfed.train.evaluate import accuracy
+from polyfed.train.lanes import Lanes, can_take, lane_key
 from polyfed.train.loop import Fitted, fit, training_split
 from polyfed.train.stepper import CannotStackError
 from polyfed.train.track import Job
@@ -32,6 +33,8 @@ Stack = Literal["auto", "always", "never"]
 T = TypeVar("T")
 
 _CPU_BYTES = 1 << 30  # of one stack; on a GPU a quarter of its memory
+_LANES = 5  # networks side by side; see `lanes`
+_LANES_KEPT = 4  # sets of them, for later phases
 _MEASURED_ROWS = 64
 _WORTH_MEASURING = 50  # steps of a node
 
@@ -72,6 +75,7 @@ class Trainer:
         self._kept: Kept = {}
         self._pays: dict[Hashable, bool] = {}
         self._stacked: set[Hashable] = set()  # networks that were trained in a stack
+        self._lanes: dict[Hashable, Lanes] = {}
 
     def train(self, jobs: Sequence[Job]) -> list[Done]:
         """Train every job."""
@@ -89,12 +93,16 @@ class Trainer:
             return
         groups: dict[tuple[Hashable, ...], list[int]] = {}
         for i, job in enumerate(jobs):
-            why = why_alone(job) or self._keeps_statistics(job)
+            lane = self._lane(job)
+            why = "" if lane else why_alone(job) or self._keeps_statistics(job)
             if why:
                 self._say(job, why)
-            key = ("alone", i) if why else job_key(job, self._structure(job.node))
+            key = ("alone", i) if why else lane or job_key(job, self._structure(job.node))
             groups.setdefault(key, []).append(i)
         for key, members in groups.items():
+            if key[0] == "lane":
+                yield members
+                continue
             members.sort(key=lambda i: repr(jobs[i].phase.optimiser))  # stable: rows of a kind
             if len(members) > 1 and self._is_better([jobs[i] for i in members], key):
                 yield from _pieces(members, _most_rows(jobs[members[0]]))
@@ -102,6 +110,9 @@ class Trainer:
                 yield from ([i] for i in members)
 
     def _train_group(self, jobs: Sequence[Job]) -> list[Fitted]:
+        lane = self._lane(jobs[0])
+        if lane:
+            return self._train_lanes(jobs, lane)
         jobs[0].shown()
         if len(jobs) > 1 or self._is_graphed(jobs[0]):
             try:
@@ -118,6 +129,28 @@ class Trainer:
             job.shown()
             done.append(fit(job.node, job.phase, *job.path))
         return done
+
+    def _lane(self, job: Job) -> tuple[Hashable, ...]:
+        """On a GPU: which lanes a network takes that BatchNorm keeps from being stacked, if any."""
+        if self.stack == "never" or not self.graph or not _on_gpu(job):
+            return ()
+        if not (self._keeps_statistics(job) and can_take(job)):
+            return ()
+        key = "lane", lane_key(job, self._structure(job.node))
+        return key if self._pays.get(key, True) else ()
+
+    def _train_lanes(self, jobs: Sequence[Job], lane: tuple[Hashable, ...]) -> list[Fitted]:
+        count = min(_LANES, len(jobs), _most_rows(jobs[0]))
+        lanes = self._lanes.pop((lane, count), None) or Lanes(jobs, count, graph=self.graph)
+        fitted = lanes.fit(jobs)
+        if lanes.refusal:  # from now on, the loop
+            self._pays[lane] = False
+            self._say(jobs[0], f"its step cannot be a CUDA graph ({lanes.refusal})")
+            return fitted
+        self._lanes[lane, count] = lanes
+        for old in list(self._lanes)[:-_LANES_KEPT]:
+            del self._lanes[old]
+        return fitted
 
     def _is_better(self, jobs: Sequence[Job], key: tuple[Hashable, ...]) -> bool:
         """Whether the stack is the faster way."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -19,6 +19,10 @@ from polyfed.train.course import Course
 from polyfed.train.loop import Fitted, Watch, training_split
 
 Tensors = dict[str, Tensor]
+Places = NDArray[np.int64]
+Inside = NDArray[np.float32]
+
+_NOTHING = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -37,37 +41,60 @@ class Track:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.split = training_split(job.node, job.phase)
-        self.course = Course(job.node, job.phase, len(self.split), job.path, pairs=False)
+        num_examples = self.split.x.shape[0]
+        self.course = Course(job.node, job.phase, num_examples, job.path, pairs=False)
         self.watch = Watch.of(job.node, job.phase)
         self.steps_left = self.course.steps or 0
         self.best: Tensors = {}
         self.is_done = self._is_over = False
         self._epochs = iter(self.course)
-        self._order, self._sizes = torch.empty(0, dtype=torch.int64), list[int]()
+        self._order, self._sizes = _NOTHING, list[int]()
+        self._begun = 0  # batches of this epoch
         self._num_epochs = self._taken = self._done = self._epoch_start = 0
         self._losses: list[tuple[int, Losses, int]] = []
-        self._epoch_sizes: list[int] = []
         if self.watch is not None and self.steps_left:
             self._next_epoch()
 
     @property
     def left(self) -> int:
         """Steps to the end of the track, or of an epoch that is judged."""
-        return self.steps_left if self.watch is None else len(self._sizes)
+        return self.steps_left if self.watch is None else len(self._sizes) - self._begun
 
-    def take(self, count: int) -> tuple[Tensor, list[int]]:
-        """The next batches: samples in order, and the sizes they are cut into."""
-        orders, sizes = list[Tensor](), list[int]()
-        while len(sizes) < count:
-            if not self._sizes:
+    def widths(self, count: int) -> list[int]:
+        """The sizes of the next batches."""
+        if self._begun == len(self._sizes):
+            self._next_epoch()
+        ahead = self._sizes[self._begun : self._begun + count]
+        while len(ahead) < count:
+            ahead += self.course.sizes[: count - len(ahead)]
+        return ahead
+
+    def take(self, count: int, places: Places, inside: Inside | None = None) -> None:
+        """Write the samples of the next batches, each from the left of a row.
+
+        Args:
+            count: batches.
+            places: where to, (count, width).
+            inside: becomes 1 where there is a sample, (count, width).
+        """
+        at = 0
+        while at < count:
+            if self._begun == len(self._sizes):
                 self._next_epoch()
-            cut = self._sizes[: count - len(sizes)]
-            samples = (len(cut) - 1) * cut[0] + cut[-1]  # all but the last are equal
-            orders.append(self._order[:samples])
-            self._order, self._sizes = self._order[samples:], self._sizes[len(cut) :]
-            self._taken += len(cut)
-            sizes += cut
-        return orders[0] if len(orders) == 1 else torch.cat(orders), sizes
+            sizes, begun, order = self._sizes, self._begun, self._order
+            size, last = sizes[0], sizes[-1]  # all but the last are equal
+            end = min(len(sizes), begun + count - at)
+            whole = end - begun - (last < size and end == len(sizes))
+            rest = (begun + whole) * size
+            places[at : at + whole, :size] = order[begun * size : rest].reshape(whole, size)
+            if inside is not None:
+                inside[at : at + whole, :size] = 1
+            if begun + whole < end:
+                places[at + whole, :last] = order[rest : rest + last]
+                if inside is not None:
+                    inside[at + whole, :last] = 1
+            self._taken += end - begun
+            self._begun, at = end, at + end - begun
 
     def add(self, losses: Losses, row: int) -> None:
         """What the steps that were taken came to, in this row."""
@@ -94,17 +121,27 @@ class Track:
     def fitted(self) -> Fitted:
         """What the phase came to."""
         values = [
-            losses.values[row, max(0, self._epoch_start - at) :] for at, losses, row in self._losses
+            each.values[row, max(0, self._epoch_start - at) :] for at, each, row in self._losses
         ]
-        sizes = np.full(len(self._epoch_sizes), self._epoch_sizes[0] if values else 0.0)
-        sizes[-1:] = self._epoch_sizes[-1:]  # all but the last are equal
-        mean = float(np.concatenate(values) @ sizes / sizes.sum()) if values else math.nan
+        mean = math.nan
+        if values:
+            sizes, total = _weights(len(self._sizes), self._sizes[0], self._sizes[-1])
+            losses = values[0] if len(values) == 1 else np.concatenate(values)
+            mean = float(losses @ sizes / total)
         return Fitted(self.job.phase.label, mean, self._num_epochs, self._done)
 
     def _next_epoch(self) -> None:
-        self._order, self._sizes = next(self._epochs)
-        self._epoch_sizes, self._epoch_start = self._sizes, self._taken
+        order, self._sizes = next(self._epochs)
+        self._order, self._begun, self._epoch_start = order.numpy(), 0, self._taken
         self._num_epochs += 1
+
+
+@lru_cache(maxsize=1024)
+def _weights(count: int, size: int, last: int) -> tuple[NDArray[np.float64], float]:
+    """The sizes of an epoch's batches, all but the last equal, and their sum."""
+    sizes = np.full(count, float(size))
+    sizes[-1] = last
+    return sizes, float(sizes.sum())
 
 
 class Losses:

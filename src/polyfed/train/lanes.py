@@ -1,0 +1,253 @@
+"""Networks that cannot be stacked, side by side on a GPU: a lane for each.
+
+A lane is a network with its optimiser in memory that stays, so that its step can be a CUDA graph: a
+node's tensors are copied in, trained and copied back. The steps of all lanes are one graph with a
+branch for each; where a lane has no full batch, the others go on alone, each by a graph of its own.
+What BatchNorm keeps is kept, which a stack cannot do. Without graphs the steps are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.random import ambient
+from polyfed.train.course import Course
+from polyfed.train.loop import (
+    Fitted,
+    _batches,
+    _names_of,
+    _rest_batchnorm,
+    mean_of,
+    training_split,
+)
+from polyfed.train.stepper import undisturbed
+from polyfed.train.track import Job
+
+_MOST_STEPS = 1 << 14  # of a phase: so many losses can be noted
+_WARM = 3  # real steps of a lane before a graph is captured
+_WORTH_IT = 20  # steps of a job: a capture takes about as long
+
+
+def can_take(job: Job) -> bool:
+    """Whether a job fits a lane: enough steps of a plain loss, and no stopping rule."""
+    phase, length = job.phase, len(training_split(job.node, job.phase))
+    acts = any(hasattr(phase.objective, name) for name in ("update", "after_step"))
+    if acts or phase.stop is not None or length < 2:
+        return False
+    steps = Course(job.node, phase, length, job.path, pairs=True).steps or 0
+    return _WORTH_IT <= steps <= _MOST_STEPS
+
+
+def lane_key(job: Job, net: Hashable) -> Hashable:
+    """Equal for jobs that can use the same lane; `net` is the structure of the network."""
+    phase, split = job.phase, training_split(job.node, job.phase)
+    y = None if split.y is None else (split.y.shape[1:], split.y.dtype)
+    x = phase.batch_size(len(split)), split.x.shape[1:], split.x.dtype, split.x.device
+    model = *job.node.model.parts.items(), job.node.model.precision
+    return net, model, phase.objective, phase.parts, phase.optimiser, x, y
+
+
+class Lanes:
+    """Lanes for jobs with the same key.
+
+    Args:
+        jobs: some of them.
+        count: how many lanes.
+        graph: whether steps become CUDA graphs.
+
+    Attributes:
+        refusal: why steps could not become graphs; empty if nothing was in the way.
+    """
+
+    def __init__(self, jobs: Sequence[Job], count: int, *, graph: bool) -> None:
+        self.graph, self.refusal = graph, ""
+        self.lanes = [_Lane(job, number, graph) for number, job in enumerate(jobs[:count])]
+        self._graphs: dict[tuple[int, ...], torch.cuda.CUDAGraph] = {}
+
+    def fit(self, jobs: Sequence[Job]) -> list[Fitted]:
+        """Train every job to its end, as many at a time as there are lanes."""
+        done: list[Fitted] = []
+        for first in range(0, len(jobs), len(self.lanes)):
+            done += self._fit(jobs[first : first + len(self.lanes)])
+        return done
+
+    def _fit(self, jobs: Sequence[Job]) -> list[Fitted]:
+        names = [job.node.name for job in jobs]
+        who = ("lanes", *names) if len(jobs) > 1 else ("node", *names)  # one: the loop's chance
+        busy = self.lanes[: len(jobs)]
+        with ambient(jobs[0].node.seed, *who, "noise", *jobs[0].path, device=busy[0].x.device):
+            for lane, job in zip(busy, jobs, strict=True):
+                job.shown()
+                lane.begin(job)
+            left = [lane for lane in busy if lane.next_batch()]
+            while left:
+                self._step([lane for lane in left if lane.is_full])
+                for lane in left:
+                    if not lane.is_full:
+                        lane.step(*lane.batch)
+                left = [lane for lane in left if lane.next_batch()]
+        return [lane.end() for lane in busy]
+
+    def _step(self, full: Sequence[_Lane]) -> None:
+        """A step of these lanes, whose batches are in their places."""
+        are_all = len(full) == len(self.lanes)
+        for group in [full] if are_all else [[lane] for lane in full]:
+            graph = self._graph_of(group)
+            if graph is not None:
+                graph.replay()
+                continue
+            for lane in group:
+                lane.step(lane.x, lane.y)
+                lane.warmth += 1
+
+    def _graph_of(self, group: Sequence[_Lane]) -> torch.cuda.CUDAGraph | None:
+        """The step of these lanes, if it is a graph, or can become one now."""
+        key = tuple(lane.number for lane in group)
+        if key not in self._graphs and self.graph and all(ln.warmth >= _WARM for ln in group):
+            try:
+                self._graphs[key] = _captured(group)
+            except RuntimeError as error:  # then all go on without; nothing was done meanwhile
+                self.graph, self.refusal = False, repr(error).partition("\\n")[0][:120]
+                self._graphs.clear()
+        return self._graphs.get(key)
+
+
+class _Lane:
+    """One network, its optimiser and its batch, in memory that stays."""
+
+    def __init__(self, job: Job, number: int, capturable: bool) -> None:
+        split, phase = training_split(job.node, job.phase), job.phase
+        size = phase.batch_size(len(split))
+        self.number, self.warmth = number, 0
+        self.model = job.node.model.copy()
+        if self.model.precision == "bfloat16":  # then filters are not copied at every step
+            self.model.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.objective: Any = phase.objective
+        self._moving = ExitStack()  # for as long as the lane lives
+        self.parameters = self._moving.enter_context(self.model.moving(*phase.parts))
+        self.optimiser = phase.optimiser.build(self.parameters, capturable=capturable)
+        self.kept = self._states()
+        self.x = split.x[:size].clone()
+        self.y = None if split.y is None else split.y[:size].clone()
+        self.losses = torch.zeros(_MOST_STEPS, device=split.x.device)
+        self.at = torch.zeros(1, dtype=torch.int64, device=split.x.device)
+
+    def _states(self) -> dict[str, Tensor]:
+        """What the optimiser keeps, made by a step; `begin` overwrites whatever that has done."""
+        for parameter in self.parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        self.optimiser.step()
+        return {
+            f"{name}/{entry}": t
+            for name, p in zip(_names_of(self.model, self.parameters), self.parameters, strict=True)
+            for entry, t in self.optimiser.state[p].items()
+            if isinstance(t, Tensor)
+        }
+
+    def begin(self, job: Job) -> None:
+        """A node moves in, with what it kept of its optimiser, else a new one: zeros."""
+        self.job, self.split = job, training_split(job.node, job.phase)
+        torch._foreach_copy_(_tensors(self.model.net), _tensors(job.node.model.net))
+        kept = {} if job.phase.keep is None else job.node.recall(f"optimiser {job.phase.keep}")
+        for name, t in self.kept.items():
+            t.zero_()
+            if name in kept:
+                t.copy_(kept[name])
+        self.at.zero_()
+        pairs = _rest_batchnorm(self.model.net, len(self.split))
+        self.course = Course(job.node, job.phase, len(self.split), job.path, pairs=pairs)
+        self.sizes, self.num_epochs = list[int](), 0
+        self.batches = self._all_batches()
+
+    def _all_batches(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        for order, sizes in self.course:
+            self.sizes, self.num_epochs = sizes, self.num_epochs + 1
+            yield from _batches(self.split, order.to(self.x.device), sizes)
+
+    def next_batch(self) -> bool:
+        """Fetch a batch, a full one to its place; False if there is none left."""
+        found = next(self.batches, None)
+        if found is None:
+            return False
+        self.batch = x, y = found
+        self.is_full = len(x) == len(self.x)
+        if self.is_full:
+            self.x.copy_(x)
+            if self.y is not None and y is not None:
+                self.y.copy_(y)
+        return True
+
+    def step(self, x: Tensor, y: Tensor | None) -> None:
+        """One step; its loss goes to where the counter on the device points."""
+        loss = self.objective(self.model, x, y)
+        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = _laid_out(gradient, parameter)
+        self.optimiser.step()
+        self.losses.index_copy_(0, self.at, loss.detach().to(self.losses.dtype)[None])
+        self.at += 1
+
+    def end(self) -> Fitted:
+        """The node moves out."""
+        torch._foreach_copy_(_tensors(self.job.node.model.net), _tensors(self.model.net))
+        node, phase, steps = self.job.node, self.job.phase, self.course.steps or 0
+        if phase.keep is not None:
+            plain = torch.contiguous_format
+            kept = {name: t.clone(memory_format=plain) for name, t in self.kept.items()}
+            node.remember(f"optimiser {phase.keep}", kept)
+        loss = mean_of(list(self.losses[steps - len(self.sizes) : steps].unbind()), self.sizes)
+        fitted = Fitted(phase.label, loss, self.num_epochs, steps)
+        del self.job, self.split, self.course, self.batches, self.batch
+        return fitted
+
+
+def _tensors(net: nn.Module) -> list[Tensor]:
+    """All parameters and buffers, also buffers that are not stored."""
+    return [t.detach() for t in chain(net.parameters(), net.buffers())]
+
+
+def _laid_out(gradient: Tensor | None, parameter: Tensor) -> Tensor | None:
+    """A gradient in the layout of its parameter, as fused optimisers need it."""
+    if gradient is None or gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
+
+
+@lru_cache
+def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
+    """Always the same for lanes of this number: libraries keep work space for every stream."""
+    return torch.cuda.Stream(device)
+
+
+def _captured(lanes: Sequence[_Lane]) -> torch.cuda.CUDAGraph:
+    """A step of every lane, each on a stream of its own."""
+    device = lanes[0].x.device
+    graph, chance = torch.cuda.CUDAGraph(), torch.cuda.get_rng_state(device)
+    streams = [_stream(device, lane.number) for lane in lanes]
+    try:
+        with (
+            torch.cuda.stream(torch.cuda.current_stream(device)),  # put back even if it fails
+            undisturbed(),
+            torch.cuda.graph(graph),
+        ):
+            trunk = torch.cuda.current_stream(device)
+            for lane, stream in zip(lanes, streams, strict=True):
+                stream.wait_stream(trunk)
+                with torch.cuda.stream(stream):
+                    lane.step(lane.x, lane.y)
+            for stream in streams:
+                trunk.wait_stream(stream)
+    except RuntimeError:  # the generator would go on believing that it is in the capture
+        index = torch.cuda.current_device() if device.index is None else device.index
+        own = torch.cuda.default_generators[index]
+        own.graphsafe_set_state(torch.Generator(device).graphsafe_get_state())
+        torch.cuda.set_rng_state(chance, device)
+        raise
+    return graph

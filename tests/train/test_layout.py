@@ -1,0 +1,107 @@
+"""While bfloat16 trains, filters have their channels last; nobody else notices."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.data import Data, Split
+from polyfed.core.model import Model, Precision
+from polyfed.core.node import Node
+from polyfed.core.phase import Optimiser, Phase, cross_entropy
+from polyfed.models.siamese import siamese
+from polyfed.random import ambient, stream
+from polyfed.train import fit
+from polyfed.train.ssl import BYOL, SimCLR, SimSiam
+
+LAST = torch.channels_last
+
+
+def _node(precision: Precision) -> Node:
+    with ambient(0, "init"):
+        net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 3), nn.Flatten())
+        net.append(nn.Linear(5 * 4 * 4, 2))
+    x = torch.randn(12, 3, 8, 8, generator=stream(0, "x"))
+    model = Model.split(net, all=...)
+    model.precision = precision
+    return Node("N", Data(train=Split(x, torch.arange(12) % 2)), model)
+
+
+def _phase(objective: Any = cross_entropy, **settings: Any) -> Phase:
+    sgd = Optimiser(name="sgd", lr=0.1, momentum=0.9)
+    return Phase(**{"label": "p", "objective": objective, "steps": 2, "optimiser": sgd} | settings)
+
+
+def _filters(node: Node) -> list[nn.Parameter]:
+    return [p for p in node.model.net.parameters() if p.dim() == 4]
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("breaks", [False, True])
+def test_filters_are_laid_out_for_the_phase_only(precision: Precision, breaks: bool) -> None:
+    node = _node(precision)
+    before = node.model.state()
+    places = [p.data_ptr() for p in node.model.net.parameters()]
+    seen: list[tuple[bool, bool]] = []
+
+    def objective(model: Model, x: Tensor, y: Tensor | None) -> Tensor:
+        seen.extend(
+            (f.is_contiguous(memory_format=LAST), f.is_contiguous()) for f in _filters(node)
+        )
+        if breaks and len(seen) > 2:
+            raise KeyError
+        return cross_entropy(model, x, y)
+
+    if breaks:
+        with pytest.raises(KeyError):
+            fit(node, _phase(objective))
+    else:
+        fit(node, _phase(objective))
+    last = precision == "bfloat16"
+    assert set(seen) == {(last, not last)}
+    assert [p.data_ptr() for p in node.model.net.parameters()] == places
+    assert all(f.is_contiguous() for f in _filters(node))
+    after = node.model.state()
+    assert not any(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_step_is_the_same_in_either_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a number lies decides nothing but the order of sums."""
+    laid, plain = _node("bfloat16"), _node("bfloat16")
+    fit(laid, _phase())
+    monkeypatch.setattr(torch, "channels_last", torch.contiguous_format)
+    fit(plain, _phase())
+    for ours, theirs in zip(laid.model.state().values(), plain.model.state().values(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_what_an_optimiser_keeps_has_the_layout_of_all_else(name: Literal["sgd", "adam"]) -> None:
+    """Two phases that keep it are one of twice the steps: its numbers meet their filters."""
+    optimiser = Optimiser(name=name, lr=0.01, momentum=0.9 if name == "sgd" else 0.0)
+    whole = {"optimiser": optimiser, "keep": "all", "batch": 12}
+    twice, once = _node("bfloat16"), _node("bfloat16")
+    for _ in range(2):
+        fit(twice, _phase(steps=2, **whole))
+        assert all(t.is_contiguous() for t in twice.memory.values())
+    fit(once, _phase(steps=4, **whole))
+    for ours, theirs in zip(twice.model.state().values(), once.model.state().values(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize(("kind", "passes"), [("byol", 4), ("simsiam", 2), ("simclr", 2)])
+def test_self_supervision_enters_a_precision_once_a_pass(
+    kind: Literal["byol", "simsiam", "simclr"], passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ambient(0, "init"):
+        model = siamese(kind, nn.Linear(6, 8), 8, projection=4, hidden=5).as_model()
+    entered = []
+    plain = Model.compute
+    monkeypatch.setattr(Model, "compute", lambda *a: entered.append(1) or plain(*a))
+    {"byol": BYOL, "simsiam": SimSiam, "simclr": SimCLR}[kind](views=lambda x: x).see(
+        model, torch.randn(7, 6, generator=stream(0, "x"))
+    )
+    assert len(entered) == passes
