@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -71,6 +74,33 @@ def test_cuda_is_the_loop(widths: tuple[int, ...], monkeypatch: pytest.MonkeyPat
     for one, other in zip(alone, moved, strict=True):
         for p, q in zip(one.model.net.parameters(), other.model.net.parameters(), strict=True):
             assert torch.allclose(p, q.cpu(), atol=2e-5)
+
+
+def test_where_the_kernel_cannot_be_made_the_steps_are_taken_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuses(*args: object) -> None:
+        raise RuntimeError("no such chip\nand more")
+
+    stub = ModuleType("polyfed.train.kernels")
+    stub.run_chunk = refuses  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, stub.__name__, stub)
+    monkeypatch.setattr("polyfed.train.deferred.find_spec", lambda name: name)
+    monkeypatch.setattr(FusedStepper, "works", True)
+    short = replace(phase(), steps=8)
+    one, other = node(0, (300, 9, 8, 3)), node(0, (300, 9, 8, 3))
+    fit(one, short, "t")
+    for _ in range(2):  # the second says nothing
+        of = Cohort([Job(other, short, ("t",))], list(other.model.net.parameters()), graph=True)
+        of.begin([Job(other, short, ("t",))])
+        with (
+            pytest.warns(UserWarning, match="no such chip") if FusedStepper.works else nullcontext()
+        ):
+            of.run()
+        assert isinstance(of.stepper, FusedStepper)
+        for p, q in zip(one.model.net.parameters(), other.model.net.parameters(), strict=True):
+            assert torch.allclose(p, q, atol=1e-6)
+        other = node(0, (300, 9, 8, 3))
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@ one kernel where the network is of sigmoids (`kernels`): then the later layers s
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -175,7 +176,13 @@ class DeferredStepper(Stepper):
 
 
 class FusedStepper(DeferredStepper):
-    """The steps of a chunk as one kernel."""
+    """The steps of a chunk as one kernel; if that cannot be made here, one after the other.
+
+    Attributes:
+        works: whether it could be made so far.
+    """
+
+    works: ClassVar[bool] = True
 
     def __init__(self, cohort: Cohort) -> None:
         super().__init__(cohort)
@@ -186,9 +193,19 @@ class FusedStepper(DeferredStepper):
         self.layers = [(of[id(layer.weight)], of[id(layer.bias)]) for layer in layers[1:]]
 
     def _take(self, first: int, widths: Sequence[int]) -> None:
+        if self.works:
+            try:
+                self._launch(first, len(widths))
+                return
+            except Exception as error:  # noqa: BLE001 - whatever a compiler or a driver says
+                FusedStepper.works = False  # nothing was done: it says so before it begins
+                text = (str(error).splitlines() or [type(error).__name__])[0][:120]
+                warnings.warn(f"no kernel for these networks here ({text}).", stacklevel=2)
+        super()._take(first, widths)
+
+    def _launch(self, first: int, size: int) -> None:
         from polyfed.train.kernels import run_chunk
 
-        size = len(widths)
         run_chunk(
             self.layers,
             self.bias,
