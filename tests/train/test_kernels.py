@@ -17,7 +17,7 @@ import torch
 from polyfed.core.data import Data
 from polyfed.core.model import Model
 from polyfed.core.node import Node
-from polyfed.core.phase import Optimiser, Phase, SquaredError
+from polyfed.core.phase import CrossEntropy, Optimiser, PerSample, Phase, SquaredError
 from polyfed.models.mlp import sigmoid_mlp
 from polyfed.random import ambient
 from polyfed.train import cohort
@@ -48,9 +48,9 @@ def node(i: int, widths: tuple[int, ...]) -> Node:
     return Node(f"N{i}", Data(may_miss_classes=True, train=(x, y)), Model.split(net, all=...))
 
 
-def phase(lr: float = 0.3) -> Phase:
+def phase(lr: float = 0.3, objective: PerSample = SquaredError()) -> Phase:  # noqa: B008
     sgd = Optimiser(name="sgd", lr=lr)
-    return Phase(label="s", objective=SquaredError(), steps=150, batch=1, optimiser=sgd)
+    return Phase(label="s", objective=objective, steps=150, batch=1, optimiser=sgd)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -107,6 +107,7 @@ def test_where_the_kernel_cannot_be_made_the_steps_are_taken_one_by_one(
     ("widths", "objective", "fits"),
     [
         ((300, 9, 8, 3), SquaredError(), True),
+        ((300, 9, 8, 3), CrossEntropy(), False),
         ((300, 9, 8, 7, 3), SquaredError(), True),
         ((300, 9, 3), SquaredError(), False),
         ((300, 600, 300, 3), SquaredError(), False),
@@ -114,15 +115,15 @@ def test_where_the_kernel_cannot_be_made_the_steps_are_taken_one_by_one(
 )
 def test_which_networks_there_is_a_kernel_for(
     widths: tuple[int, ...],
-    objective: SquaredError,
+    objective: PerSample,
     fits: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("polyfed.train.deferred.find_spec", lambda name: name)
     one = node(0, widths)
     with one.model.moving("all") as parameters:
-        of = Cohort([Job(one, phase(), ("t",))], parameters, graph=True)
-        of.begin([Job(one, phase(), ("t",))])
+        of = Cohort([Job(one, phase(objective=objective), ("t",))], parameters, graph=True)
+        of.begin([Job(one, phase(objective=objective), ("t",))])
         assert can_fuse(of) is fits
         of.graph = False  # on a CPU
         assert not can_fuse(of)

@@ -20,7 +20,7 @@ from polyfed.random import ambient
 from polyfed.train import together
 from polyfed.train.alike import structure
 from polyfed.train.augment import Rotated
-from polyfed.train.lanes import Lanes, _laid_out, can_take, lane_key
+from polyfed.train.lanes import Lanes, _strided, can_take, lane_key
 from polyfed.train.loop import Fitted, fit
 from polyfed.train.together import StackWarning, Trainer
 from polyfed.train.track import Job
@@ -158,11 +158,11 @@ def test_alone_a_node_meets_the_chance_of_the_loop() -> None:
 def test_a_gradient_gets_the_layout_of_its_parameter() -> None:
     weight = torch.randn(4, 3, 2, 2)
     last = torch.randn(4, 3, 2, 2).contiguous(memory_format=torch.channels_last)
-    assert _laid_out(None, weight) is None
-    assert _laid_out(weight, weight) is weight
+    assert _strided(None, weight) is None
+    assert _strided(weight, weight) is weight
     spread = torch.ones(()).expand(4)
     for gradient, like in ((last, weight), (weight, last), (spread, torch.zeros(4))):
-        got = _laid_out(gradient, like)
+        got = _strided(gradient, like)
         assert got is not None
         assert torch.equal(got, gradient)
         assert got.stride() == like.stride()

@@ -121,36 +121,20 @@ def plan(
 def run_together(
     experiments: Sequence[Experiment],
     *,
-    data: Path | None = None,
     out: Path = Path("results"),
-    device: str = "cpu",
-    precision: Precision = "float32",
-    jobs: int = 1,
-    progress: bool | None = None,
-    **asked: Any,
+    quick: bool = False,
+    seeds: Sequence[int] | None = None,
+    rounds: int | None = None,
+    reading: Mapping[str, Any] = MappingProxyType({}),
+    **settings: Any,
 ) -> None:
     """Make the runs of several experiments as one piece of work; `reproduce` then only reads them.
 
-    Args:
-        experiments: which.
-        data: folder with the published files.
-        out: where to write.
-        device: cpu, cuda, cuda:0, ...
-        precision: what networks compute in; bfloat16 is for GPUs.
-        jobs: in how many processes.
-        progress: True, False, None for terminals only.
-        asked: what `plan` takes besides.
+    It takes what `reproduce` takes; `settings` are those of `run_batches`.
     """
-    batches = [Batch(*plan(each, **asked), each.evaluate_every) for each in experiments]
-    run_batches(
-        batches,
-        out / "runs",
-        data=data,
-        device=device,
-        precision=precision,
-        jobs=jobs,
-        progress=progress,
-    )
+    asked = (quick, seeds, rounds, reading)
+    batches = [Batch(*plan(each, *asked), each.evaluate_every) for each in experiments]
+    run_batches(batches, out / "runs", **settings)
 
 
 def _chosen(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:

@@ -197,7 +197,9 @@ class FusedStepper(DeferredStepper):
             try:
                 self._launch(first, len(widths))
                 return
-            except Exception as error:  # noqa: BLE001 - whatever a compiler or a driver says
+            except torch.OutOfMemoryError:
+                raise
+            except (RuntimeError, ImportError) as error:
                 FusedStepper.works = False  # nothing was done: it says so before it begins
                 text = (str(error).splitlines() or [type(error).__name__])[0][:120]
                 warnings.warn(f"no kernel for these networks here ({text}).", stacklevel=2)

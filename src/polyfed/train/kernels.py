@@ -21,6 +21,7 @@ from collections.abc import Sequence
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.errors import TritonError
 
 _WARPS = 16
 _PAST = 16  # samples that are looked back on at a time
@@ -49,39 +50,45 @@ def run_chunk(
         deltas: gradients at the first layer's output, (rows, chunk, width).
         losses: (rows, size), any stride between rows.
         size: samples in this chunk.
+
+    Raises:
+        RuntimeError: it cannot be compiled for this device; nothing was done.
     """
     rows, chunk, width = outputs.shape
     (w2, b2), *later = layers
     first, last = later[0], later[-1]
     low = 1 << (width.bit_length() - 1)
-    _kernel[(rows,)](
-        outputs,
-        inner,
-        deltas,
-        labels,
-        losses,
-        losses.stride(0),
-        rates,
-        bias,
-        w2,
-        b2,
-        *first,
-        *last,
-        size,
-        WIDTH=width,
-        HIDDEN=w2.shape[1],
-        NEXT=first[0].shape[1],
-        CLASSES=last[0].shape[1],
-        LOW=low,
-        HIGH=_block(width - low),
-        BLOCK=_block(w2.shape[1]),
-        NEXT_BLOCK=_block(first[0].shape[1]),
-        CLASS_BLOCK=_block(last[0].shape[1]),
-        CHUNK=chunk,
-        PAST=_PAST,
-        DEEP=len(later) == 2,
-        num_warps=_WARPS,
-    )
+    try:
+        _kernel[(rows,)](
+            outputs,
+            inner,
+            deltas,
+            labels,
+            losses,
+            losses.stride(0),
+            rates,
+            bias,
+            w2,
+            b2,
+            *first,
+            *last,
+            size,
+            WIDTH=width,
+            HIDDEN=w2.shape[1],
+            NEXT=first[0].shape[1],
+            CLASSES=last[0].shape[1],
+            LOW=low,
+            HIGH=_block(width - low),
+            BLOCK=_block(w2.shape[1]),
+            NEXT_BLOCK=_block(first[0].shape[1]),
+            CLASS_BLOCK=_block(last[0].shape[1]),
+            CHUNK=chunk,
+            PAST=_PAST,
+            DEEP=len(later) == 2,
+            num_warps=_WARPS,
+        )
+    except TritonError as error:
+        raise RuntimeError(str(error) or type(error).__name__) from error
 
 
 def _block(width: int) -> int:

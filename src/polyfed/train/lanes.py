@@ -189,7 +189,7 @@ class _Lane:
         loss = self.objective(self.model, x, y)
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            parameter.grad = _laid_out(gradient, parameter)
+            parameter.grad = _strided(gradient, parameter)
         self.optimiser.step()
         self.losses.index_copy_(0, self.at, loss.detach().to(self.losses.dtype)[None])
         self.at += 1
@@ -213,7 +213,7 @@ def _tensors(net: nn.Module) -> list[Tensor]:
     return [t.detach() for t in chain(net.parameters(), net.buffers())]
 
 
-def _laid_out(gradient: Tensor | None, parameter: Tensor) -> Tensor | None:
+def _strided(gradient: Tensor | None, parameter: Tensor) -> Tensor | None:
     """A gradient in the layout of its parameter, as fused optimisers need it."""
     if gradient is None or gradient.stride() == parameter.stride():
         return gradient
