@@ -1,6 +1,7 @@
 """Networks for small images: parameters counted by hand, and each forward pass written out."""
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any, get_args
 
 import pytest
@@ -120,8 +121,34 @@ def test_gradients_reach_every_parameter(make: Make) -> None:
     net = tiny(make)
     open_gates(net)
     f.cross_entropy(net(random(8, 3, 32, 32)), torch.arange(8) % 5).backward()
-    without = [n for n, p in net.named_parameters() if p.grad is None or not p.grad.any()]
-    assert without == []
+    without = {n for n, p in net.named_parameters() if p.grad is None or not p.grad.any()}
+    assert without == (before_norms(net) if make is digit_model else set())
+
+
+def before_norms(net: nn.Module) -> set[str]:
+    layers = list(net.get_submodule("trunk").named_children())
+    followed = pairwise(layers)
+    return {f"trunk.{name}.bias" for (name, _), (_, m) in followed if "BatchNorm" in repr(m)}
+
+
+def test_a_bias_before_batchnorm_has_no_gradient() -> None:
+    """So DigitModel need not compute it: written out, it is 0, and all else is the same."""
+    net = tiny(digit_model).double()
+    x, y = random(8, 3, 32, 32).double(), torch.arange(8) % 5
+    f.cross_entropy(net(x), y).backward()
+    tensors = {name: t for name, t in net.named_parameters() if name.startswith("trunk")}
+    leaves = [t.detach().requires_grad_() for t in tensors.values()]
+    z = literal_digit_model(x, iter(leaves), batch_norm)
+    f.cross_entropy(net.get_submodule("head")(z), y).backward()
+    silent = before_norms(net)
+    assert len(silent) == 5
+    for (name, t), leaf in zip(tensors.items(), leaves, strict=True):
+        assert leaf.grad is not None
+        if name in silent:
+            assert t.grad is None
+            assert leaf.grad.abs().max() < 1e-14
+        else:
+            torch.testing.assert_close(t.grad, leaf.grad)
 
 
 @pytest.mark.parametrize("make", ALL)
@@ -172,6 +199,12 @@ def norm(x: Tensor, weights: Iterator[Tensor]) -> Tensor:
     return x / (1 + 1e-5) ** 0.5 * scale.view(shape) + shift.view(shape)
 
 
+def batch_norm(x: Tensor, weights: Iterator[Tensor]) -> Tensor:
+    """BatchNorm in training, by the batch's own mean and variance."""
+    found: Tensor = f.batch_norm(x, None, None, next(weights), next(weights), training=True)
+    return found
+
+
 def literal_cnn(x: Tensor, w: Iterator[Tensor]) -> Tensor:
     x = f.max_pool2d(f.relu(f.conv2d(x, next(w), next(w))), 2)
     x = f.max_pool2d(f.relu(f.conv2d(x, next(w), next(w))), 2)
@@ -195,7 +228,7 @@ def literal_alexnet(x: Tensor, w: Iterator[Tensor]) -> Tensor:
     return x.flatten(1)
 
 
-def literal_digit_model(x: Tensor, w: Iterator[Tensor]) -> Tensor:
+def literal_digit_model(x: Tensor, w: Iterator[Tensor], norm: Any = norm) -> Tensor:
     x = f.max_pool2d(f.relu(norm(f.conv2d(x, next(w), next(w), padding=2), w)), 2)
     x = f.max_pool2d(f.relu(norm(f.conv2d(x, next(w), next(w), padding=2), w)), 2)
     x = f.relu(norm(f.conv2d(x, next(w), next(w), padding=2), w))

@@ -5,14 +5,16 @@ flatten, Linear(., 32w), BatchNorm, ReLU, Linear(32w, 8w), BatchNorm, ReLU      
 Linear(8w, classes)                                                               = head
 
 Lu et al., ICLR 2022 (FedUL), arXiv:2204.03304; 14,219,210 parameters for three channels of 28x28
-and ten classes. Convolutions pad to the size of their input.
+and ten classes. Convolutions pad to the size of their input. BatchNorm takes away whatever a bias
+before it adds, so its gradient is 0: that is said here, and not computed as a sum over all pixels.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 from polyfed.models.small import check_side
 
@@ -44,9 +46,25 @@ def digit_model(image: tuple[int, int, int], classes: int, *, width: int = 64) -
     return nn.Sequential(OrderedDict(trunk=trunk, head=nn.Linear(8 * width, classes)))
 
 
+class _Convolution(nn.Conv2d):
+    """Followed by BatchNorm."""
+
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        still = None if bias is None else bias.detach()
+        return functional.conv2d(x, weight, still, padding=self.padding)
+
+
+class _Linear(nn.Linear):
+    """Followed by BatchNorm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer."""
+        return functional.linear(x, self.weight, self.bias.detach())
+
+
 def _convolution(depth: int, following: int) -> tuple[nn.Module, ...]:
-    return nn.Conv2d(depth, following, 5, padding=2), nn.BatchNorm2d(following), nn.ReLU()
+    return _Convolution(depth, following, 5, padding=2), nn.BatchNorm2d(following), nn.ReLU()
 
 
 def _linear(width: int, following: int) -> tuple[nn.Module, ...]:
-    return nn.Linear(width, following), nn.BatchNorm1d(following), nn.ReLU()
+    return _Linear(width, following), nn.BatchNorm1d(following), nn.ReLU()

@@ -8,15 +8,18 @@ What BatchNorm keeps is kept, which a stack cannot do. Without graphs the steps 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
+from importlib.util import find_spec
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from polyfed.core.phase import Rule
 from polyfed.random import ambient
 from polyfed.train.course import Course
 from polyfed.train.loop import (
@@ -29,6 +32,9 @@ from polyfed.train.loop import (
 )
 from polyfed.train.stepper import undisturbed
 from polyfed.train.track import Job
+
+if TYPE_CHECKING:
+    from polyfed.train.narrow import NarrowAdam
 
 _MOST_STEPS = 1 << 14  # of a phase: so many losses can be noted
 _WARM = 3  # real steps of a lane before a graph is captured
@@ -51,7 +57,7 @@ def lane_key(job: Job, net: Hashable) -> Hashable:
     y = None if split.y is None else (split.y.shape[1:], split.y.dtype)
     x = phase.batch_size(len(split)), split.x.shape[1:], split.x.dtype, split.x.device
     model = *job.node.model.parts.items(), job.node.model.precision
-    return net, model, phase.objective, phase.parts, phase.optimiser, x, y
+    return net, model, phase.objective, phase.parts, phase.optimiser, phase.keep, x, y
 
 
 class Lanes:
@@ -132,8 +138,11 @@ class _Lane:
         self.objective: Any = phase.objective
         self._moving = ExitStack()  # for as long as the lane lives
         self.parameters = self._moving.enter_context(self.model.moving(*phase.parts))
-        self.optimiser = phase.optimiser.build(self.parameters, capturable=capturable)
-        self.kept = self._states()
+        self.narrow = _narrow(job, self.parameters) if capturable else None
+        self.kept = dict[str, Tensor]()
+        if self.narrow is None:
+            self.optimiser = phase.optimiser.build(self.parameters, capturable=capturable)
+            self.kept = self._states()
         self.x = split.x[:size].clone()
         self.y = None if split.y is None else split.y[:size].clone()
         self.losses = torch.zeros(_MOST_STEPS, device=split.x.device)
@@ -160,6 +169,8 @@ class _Lane:
             t.zero_()
             if name in kept:
                 t.copy_(kept[name])
+        if self.narrow is not None:
+            self.narrow.begin()
         self.at.zero_()
         pairs = _rest_batchnorm(self.model.net, len(self.split))
         self.course = Course(job.node, job.phase, len(self.split), job.path, pairs=pairs)
@@ -186,11 +197,14 @@ class _Lane:
 
     def step(self, x: Tensor, y: Tensor | None) -> None:
         """One step; its loss goes to where the counter on the device points."""
-        loss = self.objective(self.model, x, y)
-        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
-        for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            parameter.grad = _strided(gradient, parameter)
-        self.optimiser.step()
+        if self.narrow is not None:
+            loss = self.narrow.step(self.model, x, y)
+        else:
+            loss = self.objective(self.model, x, y)
+            gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+            for parameter, gradient in zip(self.parameters, gradients, strict=True):
+                parameter.grad = _strided(gradient, parameter)
+            self.optimiser.step()
         self.losses.index_copy_(0, self.at, loss.detach().to(self.losses.dtype)[None])
         self.at += 1
 
@@ -217,7 +231,27 @@ def _strided(gradient: Tensor | None, parameter: Tensor) -> Tensor | None:
     """A gradient in the layout of its parameter, as fused optimisers need it."""
     if gradient is None or gradient.stride() == parameter.stride():
         return gradient
-    return torch.empty_like(parameter).copy_(gradient)
+    return torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)
+
+
+def _narrow(job: Job, parameters: Sequence[Tensor]) -> NarrowAdam | None:
+    """Adam in one pass, for a phase in bfloat16 with an Adam of its own, if there is a kernel."""
+    chosen, objective = job.phase.optimiser, job.phase.objective
+    if chosen.name != "adam" or chosen.weight_decay or job.phase.keep is not None:
+        return None
+    if job.node.model.precision == "float32" or any(p.dtype != torch.float32 for p in parameters):
+        return None
+    if isinstance(objective, Rule) or find_spec("triton") is None:
+        return None
+    from polyfed.train.narrow import NarrowAdam
+
+    try:
+        return NarrowAdam(parameters, objective, chosen.lr, _MOST_STEPS)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        warnings.warn(f"Adam takes several passes here ({error}).", stacklevel=2)
+        return None
 
 
 @lru_cache
