@@ -38,7 +38,7 @@ from polyfed.train.alike import moves_batchnorm
 
 COMMIT_VARIABLE = "POLYFED_COMMIT"  # names the commit where there is a copy without its history
 _IN_STEP = 250  # runs in step on a GPU; each has three files open, of 1,024 that are usual
-_SELDOM = 10  # rounds between the checkpoints of a run on a GPU, where rounds are short
+_SELDOM = 25  # rounds between the checkpoints of a run on a GPU, where rounds are short
 AFTER = "after.json"  # in a run folder: figures of its trained nodes
 ORIGIN = "origin.json"  # in a run folder: by which commit and on which device it was run
 
