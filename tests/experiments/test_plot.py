@@ -105,6 +105,23 @@ def test_dots_and_the_papers_beside_them(results: Make) -> None:
     assert [b.get_label() for b in second.containers] == ["a"]
 
 
+def test_dots_that_lie_far_apart(results: Make) -> None:
+    small, large = [0.004, 0.005, 0.006], [0.4, 0.5, 0.6]
+    cells = {("", "", None): {"M0": small, "M1": large}}
+    (axes,) = axes_of(results(cells, plot=Dots("error", scale="log")))
+    axes.get_figure().canvas.draw()
+    assert axes.get_xscale() == "log"
+    low, high = axes.get_xlim()
+    shown = [
+        t.get_text()
+        for x, t in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)
+        if low < x < high
+    ]
+    assert {"0.01", "0.02", "0.05", "0.1"} <= set(shown)
+    (axes,) = axes_of(results(cells, plot=Dots("error")))
+    assert axes.get_xscale() == "linear"
+
+
 def test_a_legend_names_series_once_in_their_order(results: Make) -> None:
     cells = {(p, s, None): {"M0": UP} for p in ("P", "Q") for s in ("b", "a")}
     made = results(cells, published={Ref("b", "M0", "Q"): "0.9"})
@@ -119,8 +136,8 @@ def test_a_legend_names_series_once_in_their_order(results: Make) -> None:
 def test_series_keep_their_colours_and_more_than_there_are_share_the_last(results: Make) -> None:
     many = results({("", str(i), 1.0): {"accuracy": UP} for i in range(12)}, plot=Lines("x"))
     styles = [plot._style(many, str(i)) for i in range(12)]
-    assert len(set(styles[:8])) == 8
-    assert set(styles[7:]) == {(plot.COLOURS[-1], plot.MARKS[-1])}
+    assert len(set(styles[:9])) == 9
+    assert set(styles[8:]) == {(plot.COLOURS[-1], plot.MARKS[-1])}
 
 
 def test_files_are_the_same_every_time(tmp_path: Path, results: Make) -> None:

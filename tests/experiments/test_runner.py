@@ -122,7 +122,7 @@ def test_runs_whose_networks_cannot_be_stacked_go_alone(tmp_path: Path, table: E
 
 
 @pytest.mark.parametrize(
-    ("count", "device", "every"), [(1, "cpu", 1), (1, "cuda:0", 10), (2, "cuda", 0)]
+    ("count", "device", "every"), [(1, "cpu", 1), (1, "cuda:0", 25), (2, "cuda", 0)]
 )
 def test_how_often_a_run_is_kept(
     tmp_path: Path,

@@ -30,7 +30,15 @@ LITERAL = Path(__file__).parent / "literal_chunk.py"
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
-@pytest.mark.parametrize("widths", ["30-20-10-4", "40-37-18-5-6", "20-32-7-3"])
+@pytest.mark.parametrize(
+    "widths",
+    [
+        "30-20-10-4",
+        "20-32-7-3",  # one piece of each
+        "40-70-18-35-9",  # three, three, two and two, cut short
+        "20-300-100-10",
+    ],
+)
 def test_is_the_literal_chunk(widths: str) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     command = [sys.executable, str(LITERAL), widths]

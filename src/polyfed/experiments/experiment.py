@@ -175,10 +175,12 @@ class Dots:
     Attributes:
         y: what the figures are.
         figures: which of them; none means all.
+        scale: of their axis.
     """
 
     y: str = "test accuracy"
     figures: tuple[str, ...] = ()
+    scale: Literal["linear", "log"] = "linear"
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ def _table_2() -> Experiment:
         figures=errors,
         published={Ref(FEDUL, ERROR, panel): text for panel, text in _PUBLISHED.items()},
         claims=[above(panel, *pair) for panel in PANELS for pair in ordered],
-        plot=Dots("test error, %"),
+        plot=Dots("test error, %", scale="log"),
         quick=_QUICK,
         notes=(
             "The rows of Methods 1 and 2 are lost in the text of the paper that there is. What is "

@@ -24,9 +24,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito: told apart also by the colour-blind; the last is grey, for what does not fit.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
-MARKS = "osD^vP*X"
+# Okabe and Ito: told apart also by the colour-blind; the last two are grey and brown.
+COLOURS = (
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),
+    *("#999999", "#7A4B26"),
+)
+MARKS = "osD^vP*Xh"
 _STYLE: Mapping[str, Any] = {
     "font.family": "sans-serif",
     "font.size": 10,
@@ -191,6 +194,8 @@ def _rows(results: Results, spec: Dots) -> list[str]:
 
 
 def _dots(axes: Axes, results: Results, panel: str, spec: Dots) -> None:
+    from matplotlib.ticker import LogLocator
+
     names = _rows(results, spec)
     cells = [cell for cell in results.summary["cells"] if cell["panel"] == panel]
     published = results.experiment.published
@@ -218,6 +223,11 @@ def _dots(axes: Axes, results: Results, panel: str, spec: Dots) -> None:
     for row in range(1, len(names)):
         axes.axhline(row - 0.5, color="#EEEEEE", lw=1, zorder=0)
     axes.set_xlabel(spec.y)
+    if spec.scale == "log":
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter("")
 
 
 def _paper(axes: Axes, text: str, row: float, colour: str, mark: str, label: str) -> None:
