@@ -49,9 +49,9 @@ def main(objective: Objective) -> tuple[float, float, float]:
     ours.precision = theirs.precision = "bfloat16"
     parameters = list(theirs.net.parameters())
     adam = torch.optim.Adam(parameters, lr=LR)
-    narrow = NarrowAdam(list(ours.net.parameters()), objective, LR, STEPS)
+    narrow = NarrowAdam(list(ours.net.parameters()), objective, STEPS)
     ours.load(theirs.state())
-    narrow.begin()
+    narrow.begin(LR)
     worst = [0.0, 0.0, 0.0]
     for k in range(STEPS):
         with ambient(k, "data"):

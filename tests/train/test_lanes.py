@@ -25,7 +25,8 @@ from polyfed.train.loop import Fitted, fit
 from polyfed.train.together import StackWarning, Trainer
 from polyfed.train.track import Job
 
-PHASE = Phase(label="local", objective=cross_entropy, epochs=2, batch=6, optimiser=Optimiser())
+ADAM = Optimiser(lr=2**-10)  # a graph's rate is a float32
+PHASE = Phase(label="local", objective=cross_entropy, epochs=2, batch=6, optimiser=ADAM)
 
 
 def node(k: int, count: int) -> Node:
@@ -121,7 +122,7 @@ def test_graphs_are_of_all_lanes_or_of_one(monkeypatch: pytest.MonkeyPatch) -> N
         def replay() -> None:
             replays.append(len(lanes))
             for lane in lanes:
-                lane.step(lane.x, lane.y)
+                lane.step_next()
 
         return Mock(spec=torch.cuda.CUDAGraph, replay=replay)
 
@@ -134,6 +135,46 @@ def test_graphs_are_of_all_lanes_or_of_one(monkeypatch: pytest.MonkeyPatch) -> N
     whole = 13 + 8  # full batches of all at once: of 80 samples the 14th is short; 66 end with 22
     assert replays.count(3) == whole - 3 + whole
     assert len(replays) - replays.count(3) == 2 * (24 + 22 + 26 - 3 * whole)
+
+
+def with_validation(work: Sequence[Job]) -> Sequence[Job]:
+    """Of pictures whose labels are those of other pictures, so that training soon harms."""
+    for job in work:
+        x, y = job.node.data["train"].x, job.node.data["train"].y
+        assert y is not None
+        job.node.data = Data(train=(x, y), val_es=(x[:30], y.roll(1)[:30]))
+    return work
+
+
+@pytest.mark.parametrize("parts", [(), ("head",)])
+def test_each_stops_early_and_goes_back_to_its_best(parts: tuple[str, ...]) -> None:
+    phase = replace(PHASE, parts=parts, epochs=9, stop=EarlyStop(patience=2), keep="all")
+    ours, theirs = (with_validation(jobs(72, 66, 75, phase=phase)) for _ in range(2))
+    lanes = Lanes(ours, 2, graph=False)
+    epochs = []
+    for _ in range(2):
+        fitted = lanes.fit(ours)
+        assert_same(ours, theirs, fitted, [fit(j.node, j.phase, *j.path) for j in theirs])
+        epochs += [f.epochs for f in fitted]
+    assert min(epochs) < 9
+    assert len(set(epochs)) > 1
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+def test_a_lane_takes_any_learning_rate(name: Any) -> None:
+    phase = replace(PHASE, optimiser=Optimiser(name=name, lr=0.5))
+    ours, theirs = jobs(72, 66, phase=phase), jobs(72, 66, phase=phase)
+    lanes = Lanes(ours, 2, graph=False)
+    for lr in (0.1, 0.001):
+        rates = [Optimiser(name=name, lr=lr * k) for k in (1, 2)]
+        mine, others = (
+            [
+                replace(j, phase=replace(PHASE, optimiser=o))
+                for j, o in zip(work, rates, strict=True)
+            ]
+            for work in (ours, theirs)
+        )
+        assert_same(mine, others, lanes.fit(mine), [fit(j.node, j.phase, *j.path) for j in others])
 
 
 def test_a_parameter_without_gradient_stays() -> None:
@@ -149,6 +190,14 @@ def test_a_parameter_without_gradient_stays() -> None:
         Lanes(ours, 1, graph=False).fit(ours),
         [fit(job.node, job.phase, *job.path) for job in theirs],
     )
+
+
+@pytest.mark.parametrize("batches", [1, 2, 5])
+def test_data_are_gathered_a_few_batches_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, batches: int
+) -> None:
+    monkeypatch.setattr("polyfed.train.lanes._GATHER_BYTES", batches * 6 * 32 * 4)
+    assert_as_the_loop(replace(PHASE, epochs=3), 72, 73, 75, 66, lanes=2)
 
 
 def test_alone_a_node_meets_the_chance_of_the_loop() -> None:
@@ -230,7 +279,7 @@ class Ruling:
     ("change", "count", "expected"),
     [
         ({}, 72, True),
-        ({"stop": EarlyStop()}, 72, False),
+        ({"stop": EarlyStop()}, 72, True),
         ({"keep": "all"}, 72, True),
         ({"epochs": None, "steps": 30}, 72, True),
         ({"objective": Acting()}, 72, False),
@@ -259,7 +308,7 @@ def in_bfloat16(model: Model) -> Model:
         lambda j: replace(j, phase=replace(j.phase, objective=Rotated(cross_entropy))),
         lambda j: replace(j, phase=replace(j.phase, batch=7)),
         lambda j: replace(j, phase=replace(j.phase, parts=("head",))),
-        lambda j: replace(j, phase=replace(j.phase, optimiser=Optimiser(lr=0.5))),
+        lambda j: replace(j, phase=replace(j.phase, optimiser=Optimiser(weight_decay=0.5))),
         lambda j: replace(j, node=replace(j.node, data=Data(train=j.node.data["train"].x))),
         lambda j: replace(j, node=replace(j.node, model=Model.split(j.node.model.net, head=...))),
         lambda j: replace(j, node=replace(j.node, model=in_bfloat16(j.node.model))),
@@ -271,6 +320,12 @@ def test_keys_differ_where_a_lane_would(change: Callable[[Job], Job]) -> None:
     assert lane_key(job, net) == lane_key(other, net)
     assert lane_key(job, net) != lane_key(change(job), net)
     assert lane_key(job, net) != lane_key(job, None)
+
+
+def test_lanes_are_shared_by_learning_rates_and_stopping_rules() -> None:
+    job, other = jobs(72, 66)
+    phase = replace(PHASE, optimiser=Optimiser(lr=0.5), stop=EarlyStop())
+    assert lane_key(job, None) == lane_key(replace(other, phase=phase), None)
 
 
 # ---- who gets lanes ------------------------------------------------------------------------------
@@ -324,7 +379,7 @@ def test_who_wants_no_graphs_has_the_loop(made: list[Lanes], trainer: Trainer) -
 
 
 def test_what_fits_no_lane_has_the_loop(made: list[Lanes]) -> None:
-    train(Trainer(), jobs(72, 72, phase=replace(PHASE, stop=EarlyStop())))
+    train(Trainer(), jobs(72, 72, phase=replace(PHASE, objective=Acting())))
     train(Trainer(), jobs(30, phase=PHASE))
     assert not made
 
@@ -334,8 +389,19 @@ def test_other_networks_are_stacked_as_before(
 ) -> None:
     monkeypatch.setattr(together, "measure", lambda jobs: False)
     monkeypatch.setattr(together, "remembered", lambda text, ask: ask())
-    train(Trainer(), jobs(72, 72, phase=replace(PHASE, parts=("head",))))
+    ours = jobs(72, 72)
+    for job in ours:
+        net = nn.Sequential(nn.Flatten(), nn.Linear(32, 3))
+        job.node.model = Model.split(net, head="1")
+    train(Trainer(), ours)
     assert not made
+
+
+def test_convolutions_take_lanes_without_batchnorm_too(made: list[Lanes]) -> None:
+    phase = replace(PHASE, parts=("head",))
+    ours, theirs = jobs(72, 66, phase=phase), jobs(72, 66, phase=phase)
+    assert_same(ours, theirs, train(Trainer(), ours), train(Trainer("never"), theirs))
+    assert [len(each.lanes) for each in made] == [2]
 
 
 def test_a_step_that_cannot_be_a_graph_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,12 @@
-"""Networks that cannot be stacked, side by side on a GPU: a lane for each.
+"""Networks that are not stacked, side by side on a GPU: a lane for each.
 
 A lane is a network with its optimiser in memory that stays, so that its step can be a CUDA graph: a
-node's tensors are copied in, trained and copied back. The steps of all lanes are one graph with a
-branch for each; where a lane has no full batch, the others go on alone, each by a graph of its own.
-What BatchNorm keeps is kept, which a stack cannot do. Without graphs the steps are the same.
+node's tensors are copied in, trained and copied back. Shuffled data are gathered there, too, and a
+step takes the batch to which a counter on the device points. The steps of all lanes are one graph
+with a branch for each; where a lane has no full batch, the others go on alone, each by a graph of
+its own.
+What BatchNorm keeps is kept, which a stack cannot do, and convolutions remain what they are, which
+a stack makes one in groups. Without graphs the steps are the same.
 """
 
 from __future__ import annotations
@@ -11,9 +14,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
-from itertools import chain
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,9 +26,11 @@ from torch import Tensor, nn
 from polyfed.core.phase import Rule
 from polyfed.random import ambient
 from polyfed.train.course import Course
+from polyfed.train.evaluate import mean_loss
 from polyfed.train.loop import (
+    _GATHER_BYTES,
     Fitted,
-    _batches,
+    Watch,
     _names_of,
     _rest_batchnorm,
     mean_of,
@@ -42,10 +48,10 @@ _WORTH_IT = 20  # steps of a job: a capture takes about as long
 
 
 def can_take(job: Job) -> bool:
-    """Whether a job fits a lane: enough steps of a plain loss, and no stopping rule."""
+    """Whether a job fits a lane: enough steps of a plain loss."""
     phase, length = job.phase, len(training_split(job.node, job.phase))
     acts = any(hasattr(phase.objective, name) for name in ("update", "after_step"))
-    if acts or phase.stop is not None or length < 2:
+    if acts or length < 2:
         return False
     steps = Course(job.node, phase, length, job.path, pairs=True).steps or 0
     return _WORTH_IT <= steps <= _MOST_STEPS
@@ -54,10 +60,11 @@ def can_take(job: Job) -> bool:
 def lane_key(job: Job, net: Hashable) -> Hashable:
     """Equal for jobs that can use the same lane; `net` is the structure of the network."""
     phase, split = job.phase, training_split(job.node, job.phase)
+    optimiser = replace(phase.optimiser, lr=1.0)  # a lane's rate can be set
     y = None if split.y is None else (split.y.shape[1:], split.y.dtype)
     x = phase.batch_size(len(split)), split.x.shape[1:], split.x.dtype, split.x.device
     model = *job.node.model.parts.items(), job.node.model.precision
-    return net, model, phase.objective, phase.parts, phase.optimiser, phase.keep, x, y
+    return net, model, phase.objective, phase.parts, optimiser, phase.keep, x, y
 
 
 class Lanes:
@@ -110,7 +117,7 @@ class Lanes:
                 graph.replay()
                 continue
             for lane in group:
-                lane.step(lane.x, lane.y)
+                lane.step_next()
                 lane.warmth += 1
 
     def _graph_of(self, group: Sequence[_Lane]) -> torch.cuda.CUDAGraph | None:
@@ -126,12 +133,12 @@ class Lanes:
 
 
 class _Lane:
-    """One network, its optimiser and its batch, in memory that stays."""
+    """One network, its optimiser and the next batches, in memory that stays."""
 
     def __init__(self, job: Job, number: int, capturable: bool) -> None:
         split, phase = training_split(job.node, job.phase), job.phase
-        size = phase.batch_size(len(split))
         self.number, self.warmth = number, 0
+        self.size = phase.batch_size(len(split))
         self.model = job.node.model.copy()
         if self.model.precision == "bfloat16":  # then filters are not copied at every step
             self.model.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -142,9 +149,17 @@ class _Lane:
         self.kept = dict[str, Tensor]()
         if self.narrow is None:
             self.optimiser = phase.optimiser.build(self.parameters, capturable=capturable)
+            if capturable:  # a number would become part of the graph
+                for group in self.optimiser.param_groups:
+                    group["lr"] = torch.tensor(phase.optimiser.lr, device=split.x.device)
             self.kept = self._states()
-        self.x = split.x[:size].clone()
-        self.y = None if split.y is None else split.y[:size].clone()
+        batch = self.size * split.x[:1].numel() * split.x.element_size()
+        self.most = max(1, min(_GATHER_BYTES // batch, -(-len(split) // self.size)))
+        rows = self.most * self.size + 1  # the last sample may join the batch before it
+        self.x = split.x.new_empty(rows, *split.x.shape[1:])
+        self.y = None if split.y is None else split.y.new_empty(rows, *split.y.shape[1:])
+        self.within = torch.arange(self.size, device=split.x.device)
+        self.place = torch.zeros_like(self.within)
         self.losses = torch.zeros(_MOST_STEPS, device=split.x.device)
         self.at = torch.zeros(1, dtype=torch.int64, device=split.x.device)
 
@@ -164,36 +179,61 @@ class _Lane:
         """A node moves in, with what it kept of its optimiser, else a new one: zeros."""
         self.job, self.split = job, training_split(job.node, job.phase)
         torch._foreach_copy_(_tensors(self.model.net), _tensors(job.node.model.net))
+        if self.kept:
+            torch._foreach_zero_(list(self.kept.values()))
         kept = {} if job.phase.keep is None else job.node.recall(f"optimiser {job.phase.keep}")
-        for name, t in self.kept.items():
-            t.zero_()
-            if name in kept:
-                t.copy_(kept[name])
+        if kept:
+            torch._foreach_copy_([self.kept[name] for name in kept], list(kept.values()))
         if self.narrow is not None:
-            self.narrow.begin()
+            self.narrow.begin(job.phase.optimiser.lr)
+        else:
+            _set_rate(self.optimiser, job.phase.optimiser.lr)
         self.at.zero_()
         pairs = _rest_batchnorm(self.model.net, len(self.split))
         self.course = Course(job.node, job.phase, len(self.split), job.path, pairs=pairs)
-        self.sizes, self.num_epochs = list[int](), 0
+        self.watch = Watch.of(job.node, job.phase)
+        self.sizes, self.num_epochs, self.num_steps = list[int](), 0, 0
         self.batches = self._all_batches()
 
-    def _all_batches(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+    def _all_batches(self) -> Iterator[slice]:
+        """Where they lie, each when the step before it has been made."""
         for order, sizes in self.course:
             self.sizes, self.num_epochs = sizes, self.num_epochs + 1
-            yield from _batches(self.split, order.to(self.x.device), sizes)
+            order, start = order.to(self.x.device), 0
+            for first in range(0, len(sizes), self.most):
+                ends = list(accumulate(sizes[first : first + self.most]))
+                self._gather(order[start : start + ends[-1]])
+                start += ends[-1]
+                yield from map(slice, [0, *ends], ends)
+            self.num_steps += len(sizes)
+            if self.watch is not None and self._is_over(self.watch):
+                break
+
+    def _gather(self, index: Tensor) -> None:
+        torch.index_select(self.split.x, 0, index, out=self.x[: len(index)])
+        if self.y is not None and self.split.y is not None:
+            torch.index_select(self.split.y, 0, index, out=self.y[: len(index)])
+        self.place.copy_(self.within)
+
+    def _is_over(self, watch: Watch) -> bool:
+        loss = mean_loss(self.model, watch.held_out, watch.objective)
+        return watch.is_over(loss, lambda: self.model.state(*self.job.phase.parts))
 
     def next_batch(self) -> bool:
-        """Fetch a batch, a full one to its place; False if there is none left."""
+        """Go on to the next batch; False if there is none left."""
         found = next(self.batches, None)
         if found is None:
             return False
-        self.batch = x, y = found
-        self.is_full = len(x) == len(self.x)
-        if self.is_full:
-            self.x.copy_(x)
-            if self.y is not None and y is not None:
-                self.y.copy_(y)
+        self.is_full = found.stop - found.start == self.size
+        if not self.is_full:
+            self.batch = self.x[found], None if self.y is None else self.y[found]
         return True
+
+    def step_next(self) -> None:
+        """A step on the full batch to which the counter points."""
+        y = None if self.y is None else self.y.index_select(0, self.place)
+        self.step(self.x.index_select(0, self.place), y)
+        self.place += self.size
 
     def step(self, x: Tensor, y: Tensor | None) -> None:
         """One step; its loss goes to where the counter on the device points."""
@@ -210,15 +250,17 @@ class _Lane:
 
     def end(self) -> Fitted:
         """The node moves out."""
+        if self.watch is not None:
+            self.model.load(self.watch.state)
         torch._foreach_copy_(_tensors(self.job.node.model.net), _tensors(self.model.net))
-        node, phase, steps = self.job.node, self.job.phase, self.course.steps or 0
+        node, phase, steps = self.job.node, self.job.phase, self.num_steps
         if phase.keep is not None:
             plain = torch.contiguous_format
             kept = {name: t.clone(memory_format=plain) for name, t in self.kept.items()}
             node.remember(f"optimiser {phase.keep}", kept)
-        loss = mean_of(list(self.losses[steps - len(self.sizes) : steps].unbind()), self.sizes)
+        loss = mean_of(self.losses[steps - len(self.sizes) : steps], self.sizes)
         fitted = Fitted(phase.label, loss, self.num_epochs, steps)
-        del self.job, self.split, self.course, self.batches, self.batch
+        del self.job, self.split, self.course, self.batches, self.watch
         return fitted
 
 
@@ -234,6 +276,14 @@ def _strided(gradient: Tensor | None, parameter: Tensor) -> Tensor | None:
     return torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)
 
 
+def _set_rate(optimiser: torch.optim.Optimizer, lr: float) -> None:
+    for group in optimiser.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
+
+
 def _narrow(job: Job, parameters: Sequence[Tensor]) -> NarrowAdam | None:
     """Adam in one pass, for a phase in bfloat16 with an Adam of its own, if there is a kernel."""
     chosen, objective = job.phase.optimiser, job.phase.objective
@@ -246,7 +296,7 @@ def _narrow(job: Job, parameters: Sequence[Tensor]) -> NarrowAdam | None:
     from polyfed.train.narrow import NarrowAdam
 
     try:
-        return NarrowAdam(parameters, objective, chosen.lr, _MOST_STEPS)
+        return NarrowAdam(parameters, objective, _MOST_STEPS)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
@@ -275,7 +325,7 @@ def _captured(lanes: Sequence[_Lane]) -> torch.cuda.CUDAGraph:
             for lane, stream in zip(lanes, streams, strict=True):
                 stream.wait_stream(trunk)
                 with torch.cuda.stream(stream):
-                    lane.step(lane.x, lane.y)
+                    lane.step_next()
             for stream in streams:
                 trunk.wait_stream(stream)
     except RuntimeError:  # the generator would go on believing that it is in the capture

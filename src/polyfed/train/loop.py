@@ -188,12 +188,12 @@ def _rest_batchnorm(net: nn.Module, num_examples: int) -> bool:
     return bool(norms)
 
 
-def mean_of(losses: Sequence[Tensor], sizes: Sequence[int]) -> float:
+def mean_of(losses: Sequence[Tensor] | Tensor, sizes: Sequence[int]) -> float:
     """Mean of the losses of batches of these sizes; NaN if there is none."""
-    if not losses:
+    if not len(losses):
         return math.nan
     weights = torch.tensor(sizes[: len(losses)], dtype=torch.float64)
-    values = torch.stack(list(losses)).double().cpu()
+    values = (losses if isinstance(losses, Tensor) else torch.stack(list(losses))).double().cpu()
     return float((values * weights).sum() / weights.sum())
 
 

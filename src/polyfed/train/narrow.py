@@ -57,16 +57,13 @@ class NarrowAdam:
     Args:
         parameters: what moves, in float32; those of more than one dimension get a bfloat16 copy.
         objective: the loss.
-        lr: learning rate.
         most_steps: steps until the next `begin`.
 
     Raises:
         RuntimeError: its kernel cannot be made for this device.
     """
 
-    def __init__(
-        self, parameters: Sequence[Tensor], objective: Objective, lr: float, most_steps: int
-    ) -> None:
+    def __init__(self, parameters: Sequence[Tensor], objective: Objective, most_steps: int) -> None:
         self.parameters = list(parameters)
         self.objective, self.l1 = without_l1(objective)
         self.copies = {
@@ -78,8 +75,9 @@ class NarrowAdam:
             [torch.zeros_like(p, requires_grad=False) for p in parameters] for _ in range(2)
         )
         t = torch.arange(1, most_steps + 1, dtype=torch.float64)
-        factors = torch.stack([lr / (1 - B1**t), (1 - B2**t).rsqrt()], 1)
+        factors = torch.stack([1 / (1 - B1**t), (1 - B2**t).rsqrt()], 1)
         self.factors = factors.float().to(parameters[0].device)
+        self.rate = self.factors.new_zeros(1)
         self.blocks = [-(-p.numel() // _BLOCK) for p in parameters]
         self.sums = parameters[0].new_zeros(sum(self.blocks), requires_grad=False)
         self.at = torch.zeros(1, dtype=torch.int64, device=parameters[0].device)
@@ -96,8 +94,9 @@ class NarrowAdam:
         except TritonError as error:
             raise RuntimeError(str(error) or type(error).__name__) from error
 
-    def begin(self) -> None:
-        """Begin with the parameters as they are, and with no moments."""
+    def begin(self, lr: float) -> None:
+        """Begin with the parameters as they are, this learning rate, and no moments."""
+        self.rate.fill_(lr)
         torch._foreach_zero_([*self.first, *self.second, self.at])
         for i, copy in self.copies.items():
             copy.detach().copy_(self.parameters[i])
@@ -125,6 +124,7 @@ class NarrowAdam:
                     self.first[i],
                     self.second[i],
                     self.factors,
+                    self.rate,
                     self.at,
                     self.sums[at:],
                     self.l1,
@@ -154,7 +154,7 @@ class _InPlaceOf(TorchFunctionMode):
 
 @triton.jit
 def _kernel(
-    weights, copies, narrow, wide, first, second, factors, steps, sums, l1, size,
+    weights, copies, narrow, wide, first, second, factors, rate, steps, sums, l1, size,
     FIRST: tl.constexpr, SECOND: tl.constexpr, SMALL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -169,7 +169,8 @@ def _kernel(
     m = FIRST * tl.load(first + at, mask=inside, other=0.0) + (1 - FIRST) * g
     v = SECOND * tl.load(second + at, mask=inside, other=0.0) + (1 - SECOND) * g * g
     t = tl.load(steps)
-    w -= tl.load(factors + 2 * t) * m / (tl.sqrt(v) * tl.load(factors + 2 * t + 1) + SMALL)
+    size_of_step = tl.load(rate) * tl.load(factors + 2 * t)
+    w -= size_of_step * m / (tl.sqrt(v) * tl.load(factors + 2 * t + 1) + SMALL)
     tl.store(weights + at, w, mask=inside)
     tl.store(first + at, m, mask=inside)
     tl.store(second + at, v, mask=inside)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
+from torch.nn.modules.conv import _ConvNd
 
 from polyfed.core.node import Node
 from polyfed.train.alike import exam_key, job_key, moves_batchnorm, structure, why_alone
@@ -72,6 +73,7 @@ class Trainer:
         self._structures: dict[int, tuple[Any, int]] = {}
         self._numbers: dict[Hashable, int] = {}
         self._batchnorm: dict[Hashable, bool] = {}
+        self._convolutional: dict[int, bool] = {}
         self._kept: Kept = {}
         self._pays: dict[Hashable, bool] = {}
         self._stacked: set[Hashable] = set()  # networks that were trained in a stack
@@ -131,10 +133,10 @@ class Trainer:
         return done
 
     def _lane(self, job: Job) -> tuple[Hashable, ...]:
-        """On a GPU: which lanes a network takes that BatchNorm keeps from being stacked, if any."""
+        """On a GPU: which lanes a network with BatchNorm or convolutions takes, if any."""
         if self.stack == "never" or not self.graph or not _on_gpu(job):
             return ()
-        if not (self._keeps_statistics(job) and can_take(job)):
+        if not (self._keeps_statistics(job) or self._convolves(job)) or not can_take(job):
             return ()
         key = "lane", lane_key(job, self._structure(job.node))
         return key if self._pays.get(key, True) else ()
@@ -220,6 +222,14 @@ class Trainer:
         if key not in self._batchnorm:
             self._batchnorm[key] = moves_batchnorm(job.node.model, job.phase.parts)
         return "BatchNorm keeps statistics while it trains" if self._batchnorm[key] else ""
+
+    def _convolves(self, job: Job) -> bool:
+        """Whether a network has convolutions: stacked, they are one in groups, which is slow."""
+        number = self._structure(job.node)
+        if number not in self._convolutional:
+            modules = job.node.model.net.modules()
+            self._convolutional[number] = any(isinstance(m, _ConvNd) for m in modules)
+        return self._convolutional[number]
 
     def _say(self, job: Job, why: str) -> None:
         if self.stack == "always":
