@@ -111,12 +111,16 @@ def test_in_bfloat16_filters_stand_otherwise_and_nobody_sees_it() -> None:
         assert all(t.is_contiguous() for t in (*tensors(job).values(), *job.node.memory.values()))
 
 
-def test_graphs_are_of_all_lanes_or_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With graphs that only do the step again: when they are made, and what they are used for."""
+Made = tuple[list[tuple[tuple[int, ...], list[int]]], list[int]]
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Made:
+    """Graphs that only do the step again: which were made, how warm, and of how many the used."""
     made: list[tuple[tuple[int, ...], list[int]]] = []
     replays: list[int] = []
 
-    def captured(lanes: Sequence[Any]) -> Mock:
+    def captured(lanes: Sequence[Any], pool: Any) -> Mock:
         made.append((tuple(ln.number for ln in lanes), [ln.warmth for ln in lanes]))
 
         def replay() -> None:
@@ -127,14 +131,44 @@ def test_graphs_are_of_all_lanes_or_of_one(monkeypatch: pytest.MonkeyPatch) -> N
         return Mock(spec=torch.cuda.CUDAGraph, replay=replay)
 
     monkeypatch.setattr("polyfed.train.lanes._captured", captured)
+    return made, replays
+
+
+def test_graphs_are_of_all_lanes_or_of_one(graphs: Made) -> None:
+    made, replays = graphs
     ours, theirs = jobs(72, 66, 80), jobs(72, 66, 80)
     lanes = Lanes(ours, 3, graph=True)
     for _ in range(2):
         assert_same(ours, theirs, lanes.fit(ours), [fit(j.node, j.phase, *j.path) for j in theirs])
-    assert made == [((0, 1, 2), [3, 3, 3]), *(((k,), [3]) for k in range(3))]
+    assert made[0] == ((0, 1, 2), [3, 3, 3])
+    assert sorted(made[1:]) == [((k,), [3]) for k in range(3)]
     whole = 13 + 8  # full batches of all at once: of 80 samples the 14th is short; 66 end with 22
     assert replays.count(3) == whole - 3 + whole
     assert len(replays) - replays.count(3) == 2 * (24 + 22 + 26 - 3 * whole)
+
+
+def test_graphs_are_of_some_lanes_that_are_often_the_ones(graphs: Made) -> None:
+    made, replays = graphs
+    phase = replace(PHASE, epochs=3)
+    ours, theirs = jobs(60, 186, 180, phase=phase), jobs(60, 186, 180, phase=phase)
+    lanes = Lanes(ours, 3, graph=True)
+    assert_same(ours, theirs, lanes.fit(ours), [fit(j.node, j.phase, *j.path) for j in theirs])
+    assert {key for key, _ in made} == {(0, 1, 2), (0, 1), (0,), (1,)}
+    assert replays.count(3) == 30 - 3
+    assert replays.count(2) == 60 - 20
+    assert replays.count(1) == 2 * 20 + 3
+
+
+def test_a_lane_that_is_free_takes_the_next_job_and_the_longest_come_first(graphs: Made) -> None:
+    begun = []
+    ours, theirs = (jobs(60, 66, 180, 72) for _ in range(2))
+    ours = [replace(j, shown=lambda j=j: begun.append(len(j.node.data["train"]))) for j in ours]
+    lanes = Lanes(ours, 2, graph=True)
+    assert_same(ours, theirs, lanes.fit(ours), [fit(j.node, j.phase, *j.path) for j in theirs])
+    assert begun == [180, 72, 66, 60]
+    made, replays = graphs
+    assert made == [((0, 1), [3, 3]), ((1,), [3])]
+    assert replays == [2] * (60 - 3) + [1] * 6
 
 
 def with_validation(work: Sequence[Job]) -> Sequence[Job]:
@@ -408,7 +442,7 @@ def test_a_step_that_cannot_be_a_graph_is_done_without(monkeypatch: pytest.Monke
     """Three steps are done, then a capture fails: nothing is lost, and it is not tried again."""
     tried: list[int] = []
 
-    def fails(lanes: Sequence[Any]) -> None:
+    def fails(lanes: Sequence[Any], pool: Any) -> None:
         tried.append(len(lanes))
         raise RuntimeError("operation not permitted\nwhen stream is capturing")
 

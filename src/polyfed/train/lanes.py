@@ -3,8 +3,8 @@
 A lane is a network with its optimiser in memory that stays, so that its step can be a CUDA graph: a
 node's tensors are copied in, trained and copied back. Shuffled data are gathered there, too, and a
 step takes the batch to which a counter on the device points. The steps of all lanes are one graph
-with a branch for each; where a lane has no full batch, the others go on alone, each by a graph of
-its own.
+with a branch for each; where a lane has no full batch, the others go on without it, by a graph of
+these, if that is often wanted, or each by one of its own.
 What BatchNorm keeps is kept, which a stack cannot do, and convolutions remain what they are, which
 a stack makes one in groups. Without graphs the steps are the same.
 """
@@ -12,6 +12,7 @@ a stack makes one in groups. Without graphs the steps are the same.
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -83,53 +84,68 @@ class Lanes:
         self.graph, self.refusal = graph, ""
         self.lanes = [_Lane(job, number, graph) for number, job in enumerate(jobs[:count])]
         self._graphs: dict[tuple[int, ...], torch.cuda.CUDAGraph] = {}
+        self._wanted = Counter[tuple[int, ...]]()
 
     def fit(self, jobs: Sequence[Job]) -> list[Fitted]:
-        """Train every job to its end, as many at a time as there are lanes."""
-        done: list[Fitted] = []
-        for first in range(0, len(jobs), len(self.lanes)):
-            done += self._fit(jobs[first : first + len(self.lanes)])
-        return done
-
-    def _fit(self, jobs: Sequence[Job]) -> list[Fitted]:
+        """Train every job to its end, the longest first; in a lane that is free the next begins."""
         names = [job.node.name for job in jobs]
         who = ("lanes", *names) if len(jobs) > 1 else ("node", *names)  # one: the loop's chance
-        busy = self.lanes[: len(jobs)]
-        with ambient(jobs[0].node.seed, *who, "noise", *jobs[0].path, device=busy[0].x.device):
-            for lane, job in zip(busy, jobs, strict=True):
-                job.shown()
-                lane.begin(job)
-            left = [lane for lane in busy if lane.next_batch()]
-            while left:
-                self._step([lane for lane in left if lane.is_full])
-                for lane in left:
+        lengths = [len(training_split(job.node, job.phase)) for job in jobs]
+        waiting = iter(sorted(range(len(jobs)), key=lambda i: -lengths[i]))
+        done: dict[int, Fitted] = {}
+        device = self.lanes[0].x.device
+        with ambient(jobs[0].node.seed, *who, "noise", *jobs[0].path, device=device):
+            busy = dict(zip(self.lanes, waiting, strict=False))
+            for lane, i in busy.items():
+                lane.begin(jobs[i])
+            while busy:
+                self._step([lane for lane in busy if lane.is_full])
+                for lane, i in list(busy.items()):
                     if not lane.is_full:
                         lane.step(*lane.batch)
-                left = [lane for lane in left if lane.next_batch()]
-        return [lane.end() for lane in busy]
+                    if lane.next_batch():
+                        continue
+                    done[i] = lane.end()
+                    following = next(waiting, None)
+                    if following is None:
+                        del busy[lane]
+                    else:
+                        busy[lane] = following
+                        lane.begin(jobs[following])
+        return [done[i] for i in range(len(jobs))]
 
     def _step(self, full: Sequence[_Lane]) -> None:
-        """A step of these lanes, whose batches are in their places."""
-        are_all = len(full) == len(self.lanes)
-        for group in [full] if are_all else [[lane] for lane in full]:
-            graph = self._graph_of(group)
+        """A step of these lanes on the batches to which their counters point."""
+        graph = self._graph_of(full) if len(full) > 1 else None
+        if graph is not None:
+            graph.replay()
+            return
+        for lane in full:
+            graph = self._graph_of([lane])
             if graph is not None:
                 graph.replay()
-                continue
-            for lane in group:
+            else:
                 lane.step_next()
                 lane.warmth += 1
 
     def _graph_of(self, group: Sequence[_Lane]) -> torch.cuda.CUDAGraph | None:
         """The step of these lanes, if it is a graph, or can become one now."""
         key = tuple(lane.number for lane in group)
-        if key not in self._graphs and self.graph and all(ln.warmth >= _WARM for ln in group):
+        if key not in self._graphs and self.graph and self._is_worth_it(group, key):
             try:
-                self._graphs[key] = _captured(group)
+                known = next(iter(self._graphs.values()), None)
+                self._graphs[key] = _captured(group, None if known is None else known.pool())
             except RuntimeError as error:  # then all go on without; nothing was done meanwhile
                 self.graph, self.refusal = False, repr(error).partition("\\n")[0][:120]
                 self._graphs.clear()
         return self._graphs.get(key)
+
+    def _is_worth_it(self, group: Sequence[_Lane], key: tuple[int, ...]) -> bool:
+        """Of one lane or of all at once, of some when they have often been the ones."""
+        if any(lane.warmth < _WARM for lane in group):
+            return False
+        self._wanted[key] += 1
+        return len(group) in (1, len(self.lanes)) or self._wanted[key] > _WORTH_IT
 
 
 class _Lane:
@@ -177,6 +193,7 @@ class _Lane:
 
     def begin(self, job: Job) -> None:
         """A node moves in, with what it kept of its optimiser, else a new one: zeros."""
+        job.shown()
         self.job, self.split = job, training_split(job.node, job.phase)
         torch._foreach_copy_(_tensors(self.model.net), _tensors(job.node.model.net))
         if self.kept:
@@ -194,6 +211,7 @@ class _Lane:
         self.watch = Watch.of(job.node, job.phase)
         self.sizes, self.num_epochs, self.num_steps = list[int](), 0, 0
         self.batches = self._all_batches()
+        self.next_batch()
 
     def _all_batches(self) -> Iterator[slice]:
         """Where they lie, each when the step before it has been made."""
@@ -310,8 +328,11 @@ def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def _captured(lanes: Sequence[_Lane]) -> torch.cuda.CUDAGraph:
-    """A step of every lane, each on a stream of its own."""
+def _captured(lanes: Sequence[_Lane], pool: Any) -> torch.cuda.CUDAGraph:
+    """A step of every lane, each on a stream of its own; `pool` is the memory of other graphs.
+
+    They can share it: they run one after the other, and what they leave lies elsewhere.
+    """
     device = lanes[0].x.device
     graph, chance = torch.cuda.CUDAGraph(), torch.cuda.get_rng_state(device)
     streams = [_stream(device, lane.number) for lane in lanes]
@@ -319,7 +340,7 @@ def _captured(lanes: Sequence[_Lane]) -> torch.cuda.CUDAGraph:
         with (
             torch.cuda.stream(torch.cuda.current_stream(device)),  # put back even if it fails
             undisturbed(),
-            torch.cuda.graph(graph),
+            torch.cuda.graph(graph, pool=pool),
         ):
             trunk = torch.cuda.current_stream(device)
             for lane, stream in zip(lanes, streams, strict=True):
