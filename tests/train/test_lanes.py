@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -292,6 +293,21 @@ def test_the_nodes_own_network_is_left_as_it_was() -> None:
     Lanes([job], 1, graph=False).fit([job])
     assert not job.node.model.net.training
     assert all(p.requires_grad and p.grad is None for p in job.node.model.net.parameters())
+
+
+def test_lanes_may_be_let_go_at_any_time() -> None:
+    """Such as by the garbage collector, in the midst of a stack's computation."""
+    held = [Lanes(jobs(72), 1, graph=False)]
+
+    def squared(x: Tensor) -> Tensor:
+        held.clear()
+        gc.collect()
+        return x.square().sum()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.func.vmap(torch.func.grad(squared))(torch.ones(2, 3))
+    assert not held
 
 
 @dataclass(frozen=True)

@@ -185,6 +185,16 @@ class Model:
 
     @contextmanager
     def moving(self, *parts: str) -> Iterator[list[nn.Parameter]]:
+        """As `move`, until the context is left."""
+        before = [(p, p.requires_grad) for p in self.net.parameters()]
+        with _modes_kept(self.net):
+            try:
+                yield self.move(*parts)
+            finally:
+                for p, required in before:
+                    p.requires_grad_(required)
+
+    def move(self, *parts: str) -> list[nn.Parameter]:
         """Train these parts only: the others are frozen and in eval mode (no dropout, no drift).
 
         A parameter that its owner froze stays frozen.
@@ -194,21 +204,15 @@ class Model:
         parameters = [p for p in self.parameters(*moving) if p.requires_grad]
         if not parameters:
             raise ModelError(f"part '{', '.join(moving)}' has no parameter to train.")
-        before = [(p, p.requires_grad) for p in self.net.parameters()]
-        for p, _ in before:
+        for p in self.net.parameters():
             p.requires_grad_(False)
         for p in parameters:
             p.requires_grad_(True)
-        with _modes_kept(self.net):
-            self.net.train()
-            for part in self.parts.keys() - set(moving):
-                for module in self._modules(part):
-                    module.eval()
-            try:
-                yield parameters
-            finally:
-                for p, required in before:
-                    p.requires_grad_(required)
+        self.net.train()
+        for part in self.parts.keys() - set(moving):
+            for module in self._modules(part):
+                module.eval()
+        return parameters
 
     def copy(self) -> Model:
         """An independent copy with the same values."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
@@ -159,8 +158,7 @@ class _Lane:
         if self.model.precision == "bfloat16":  # then filters are not copied at every step
             self.model.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.objective: Any = phase.objective
-        self._moving = ExitStack()  # for as long as the lane lives
-        self.parameters = self._moving.enter_context(self.model.moving(*phase.parts))
+        self.parameters = self.model.move(*phase.parts)
         self.narrow = _narrow(job, self.parameters) if capturable else None
         self.kept = dict[str, Tensor]()
         if self.narrow is None:
