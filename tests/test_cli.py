@@ -11,6 +11,7 @@ from polyfed import __version__, cli
 from polyfed.cli import commands, dynamic
 from polyfed.errors import RunError
 from polyfed.methods import METHODS
+from polyfed.record.recorder import read_config
 from polyfed.tasks import TASKS
 from polyfed.topologies import TOPOLOGIES
 from typed import call
@@ -202,9 +203,7 @@ def test_what_is_typed_reaches_method_and_task() -> None:
 
 
 WITH_HUB = ("--task", "digits-encoders", "--hub")
-SETS = ("--task", "digits-sets")
-UNLABELLED = ("fedul", "fedul-m1", "fedul-m2", "fedul-mgda", "fedllp", "fedpl", "hub-only")
-ELSEWHERE = {"feddf": WITH_HUB, "feddf-ssl": WITH_HUB} | dict.fromkeys(UNLABELLED, SETS)
+ELSEWHERE = {"feddf": WITH_HUB, "feddf-ssl": WITH_HUB}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -212,6 +211,32 @@ def test_quick_runs_every_method(method: str) -> None:
     said = as_json("run", "--quick", method, "--rounds", "1", *ELSEWHERE.get(method, ()))
     assert [name[:2] for name in said["accuracy"]][:3] == ["M0", "M1", "M2"]
     assert said["faults"] == 0
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("run", "fedul-m1", "--task", "digits", "--rounds", "1", "--no-iid"),
+        ("run", "fedul-m1", "--rounds", "1", "--task=digits", "--no-iid"),
+        ("run", "fedul-m1", "--no-iid", "--rounds", "1"),
+        ("run", "fedul-m1", "--task", "digits-sets", "--rounds", "1", "--no-iid"),
+    ],
+)
+def test_methods_with_a_task_of_their_own_take_it(line: tuple[str, ...]) -> None:
+    result = call(*line, "--json")
+    said = "fedul-m1 has a task for digits: digits-sets." if "digits-sets" not in line else ""
+    assert said in result.stderr
+    assert ("has a task" in result.stderr) == bool(said)
+    config = read_config(Path(json.loads(result.stdout)["folder"]))
+    assert config["task"] == "digits-sets"
+    assert config["task_options"]["iid"] is False
+
+
+def test_only_if_all_of_them_have() -> None:
+    both = "compare", "fedul", "fedul-m2", "--rounds", "1", "--seeds", "1", "--folder", "f"
+    assert "fedul, fedul-m2 have a task for digits: digits-sets." in call(*both).stderr
+    assert "node M0 knows no sets" in fails("compare", "fedul", "fedavg", "--rounds", "1")
+    assert "fedul has a task for mnist: mnist-sets." in fails("run", "fedul", "--task", "mnist")
 
 
 def test_default_folders_are_unique(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,6 +111,9 @@ class Command(TyperCommand):
         """Add the options, parse, and keep what was typed of them in the context."""
         words = [part for a in args for part in (a.split("=", 1) if a[:2] == "--" else [a])]
         names = self._names(words)
+        task = self._own_task(names, words)
+        if task:
+            args = words = _with_task(words, task)
         found = self._found(names, words)
         own = _parameters(found) if found else []
         self.params = [*self.params, *own]
@@ -150,6 +153,20 @@ class Command(TyperCommand):
         found = [stem for _, stem in stems if stem in known]
         return list(dict.fromkeys(found or [stem for before, stem in stems if before[:1] != "-"]))
 
+    def _own_task(self, names: Sequence[str], words: Sequence[str]) -> str:
+        """What all methods of the line take for the task it names; empty if that is the task."""
+        if self.name == "tasks" or not names or any(map(is_config, words)):
+            return ""
+        from polyfed.methods import load
+
+        task = _task_of(words) or self._task
+        own = {load(name).own_tasks.get(task, task) for name in names}
+        if len(own) > 1 or task in own:
+            return ""
+        verb = "has" if len(names) == 1 else "have"
+        typer.echo(f"{', '.join(names)} {verb} a task for {task}: {min(own)}.", err=True)
+        return min(own)
+
     def _read(self, file: str, overrides: Sequence[str]) -> str:
         """The method of a config file; remember its task."""
         from polyfed.cli.config import read_config
@@ -163,9 +180,19 @@ class Command(TyperCommand):
         if self.name == "tasks":
             return options_for([], names[0]) if names else _GENERAL[1:]
         if names:
-            is_given = "--task" in words[:-1]
-            return options_for(names, words[words.index("--task") + 1] if is_given else self._task)
+            return options_for(names, _task_of(words) or self._task)
         return _GENERAL if self.name in ("run", "compare", "sweep") else ()
+
+
+def _task_of(words: Sequence[str]) -> str:
+    """The task that a line names, if it does."""
+    return words[words.index("--task") + 1] if "--task" in words[:-1] else ""
+
+
+def _with_task(words: Sequence[str], task: str) -> list[str]:
+    """The line with this task."""
+    at = words.index("--task") if "--task" in words else len(words)
+    return [*words[:at], "--task", task, *words[at + 2 :]]
 
 
 def _check_flags(words: Sequence[str], params: Iterable[Any], where: str, task: str) -> None:

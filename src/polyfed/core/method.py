@@ -51,6 +51,7 @@ class Method(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     topologies: ClassVar[tuple[str, ...]] = ("star",)  # the first is the default
+    own_tasks: ClassVar[Mapping[str, str]] = {}  # what the command line takes for a task's name
     hub_trains: ClassVar[bool] = False  # a node called as the hub is: its data and model
     averages: ClassVar[bool] = False  # a place uses nothing but the (weighted) mean of messages
 

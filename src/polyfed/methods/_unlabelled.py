@@ -58,6 +58,7 @@ class HubJudged(Method):
         fill: what a turned image shows where nothing was: the value of the background.
     """
 
+    own_tasks: ClassVar[Mapping[str, str]] = {"digits": "digits-sets", "mnist": "mnist-sets"}
     hub_trains: ClassVar[bool] = True
     needs_labels: ClassVar[bool] = False  # at the hub
 
