@@ -21,7 +21,7 @@ from polyfed.errors import ConfigError
 from polyfed.experiments import li, li_more, plot
 from polyfed.experiments.experiment import Cell, Claim, Experiment, Quick, Ref
 from polyfed.experiments.page import page
-from polyfed.experiments.reproduce import reproduce
+from polyfed.experiments.reproduce import _chosen, reproduce
 from polyfed.experiments.results import Results
 from polyfed.experiments.runner import AFTER, figures_after, run_cells
 from polyfed.experiments.verdict import printed
@@ -290,6 +290,15 @@ def test_only_some_cells(tmp_path: Path, table: Experiment) -> None:
     assert [str(o.word) for o in found.orderings().values()] == ["not run"]
     with pytest.raises(ConfigError, match=r"only 'zz'.*There are: alone, averaged"):
         reproduce(table, out=tmp_path, only=["zz"])
+
+
+def test_a_cell_of_that_name_comes_before_cells_that_begin_so() -> None:
+    cells = [small(series="a", x=x) for x in (5, 50, 500)]
+    assert [c.x for c in _chosen(cells, ["a at 50"])] == [50]
+    assert [c.x for c in _chosen(cells, ["a at 5"])] == [5]
+    assert [c.x for c in _chosen(cells, ["a at 50", "a at 5"])] == [5, 50]
+    assert [c.x for c in _chosen(cells, ["a at"])] == [5, 50, 500]
+    assert [c.x for c in _chosen(cells, [])] == [5, 50, 500]
 
 
 def test_alone_and_combined_train_as_long_as_li() -> None:

@@ -319,6 +319,12 @@ class Acting:
         return
 
 
+@dataclass(frozen=True, eq=False)
+class Unlike:
+    def __call__(self, model: Model, x: Tensor, y: Tensor | None) -> Tensor:
+        return cross_entropy(model, x, y)
+
+
 @dataclass(frozen=True)
 class Ruling:
     def update(self, model: Model, x: Tensor, y: Tensor | None) -> Tensor:
@@ -341,6 +347,8 @@ class Ruling:
         ({"epochs": None, "steps": 1 << 14}, 72, True),
         ({"epochs": None, "steps": (1 << 14) + 1}, 72, False),
         ({"epochs": 20}, 1, False),
+        ({"objective": Unlike(), "epochs": None, "steps": 100}, 72, True),
+        ({"objective": Unlike(), "epochs": None, "steps": 99}, 72, False),
     ],
 )
 def test_what_fits_a_lane(change: dict[str, Any], count: int, expected: bool) -> None:

@@ -44,7 +44,7 @@ Reading = Annotated[
 ]
 Only = Annotated[
     list[str] | None,
-    typer.Option("--only", help="cells whose name begins so, such as a data set; may be repeated"),
+    typer.Option("--only", help="cells of this name, or that begin so: a data set; repeatable"),
 ]
 Jobs = Annotated[int, typer.Option("--jobs", help="how many processes share the work")]
 WritePages = Annotated[

@@ -54,7 +54,7 @@ def reproduce(
         seeds: which; None takes as many as the experiment asks for.
         rounds: so many for every method, instead of the paper's.
         reading: options of methods and tasks, where the paper can be read in another way.
-        only: cells whose name begins with one of these; none means all.
+        only: cells with these names, or whose names begin so; none means all.
         left_out: tasks whose files are absent: their cells are not run, and the summary says so.
         device: cpu, cuda, cuda:0, ...
         precision: what networks compute in; bfloat16 is for GPUs.
@@ -138,12 +138,16 @@ def run_together(
 
 
 def _chosen(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
-    """The cells whose names begin with one of these texts."""
+    """The cells with these names; of a text that is no cell's name, those that begin so."""
+    labels = dict.fromkeys(cell.label for cell in cells)
+    wanted = set[str]()
     for text in only:
-        if not any(cell.label.startswith(text) for cell in cells):
-            names = ", ".join(dict.fromkeys(cell.label for cell in cells))
+        found = {text} & labels.keys() or {label for label in labels if label.startswith(text)}
+        if not found:
+            names = ", ".join(labels)
             raise ConfigError(f"only {text!r}: no cell's name begins so. There are: {names}.")
-    return [cell for cell in cells if not only or cell.label.startswith(tuple(only))]
+        wanted |= found
+    return [cell for cell in cells if not only or cell.label in wanted]
 
 
 def _rows(cells: Sequence[Cell], task: str) -> str:

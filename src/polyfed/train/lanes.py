@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 _MOST_STEPS = 1 << 14  # of a phase: so many losses can be noted
 _WARM = 3  # real steps of a lane before a graph is captured
 _WORTH_IT = 20  # steps of a job: a capture takes about as long
+_WORTH_IT_ONCE = (
+    100  # of one whose objective is like no other's, so that nobody uses its lane again
+)
 
 
 def can_take(job: Job) -> bool:
@@ -54,7 +57,8 @@ def can_take(job: Job) -> bool:
     if acts or length < 2:
         return False
     steps = Course(job.node, phase, length, job.path, pairs=True).steps or 0
-    return _WORTH_IT <= steps <= _MOST_STEPS
+    is_like_others = type(phase.objective).__eq__ is not object.__eq__
+    return (_WORTH_IT if is_like_others else _WORTH_IT_ONCE) <= steps <= _MOST_STEPS
 
 
 def lane_key(job: Job, net: Hashable) -> Hashable:
