@@ -11,6 +11,7 @@ from polyfed import __version__, cli
 from polyfed.cli import commands, dynamic
 from polyfed.errors import RunError
 from polyfed.methods import METHODS
+from polyfed.methods.fedavg import FedAvg
 from polyfed.record.recorder import read_config
 from polyfed.tasks import TASKS
 from polyfed.topologies import TOPOLOGIES
@@ -232,11 +233,15 @@ def test_methods_with_a_task_of_their_own_take_it(line: tuple[str, ...]) -> None
     assert config["task_options"]["iid"] is False
 
 
-def test_only_if_all_of_them_have() -> None:
+def test_only_if_all_of_them_have(monkeypatch: pytest.MonkeyPatch) -> None:
     both = "compare", "fedul", "fedul-m2", "--rounds", "1", "--seeds", "1", "--folder", "f"
     assert "fedul, fedul-m2 have a task for digits: digits-sets." in call(*both).stderr
     assert "node M0 knows no sets" in fails("compare", "fedul", "fedavg", "--rounds", "1")
     assert "fedul has a task for mnist: mnist-sets." in fails("run", "fedul", "--task", "mnist")
+    monkeypatch.setattr(FedAvg, "own_tasks", {"digits": "heart"})
+    said = fails("compare", "fedul", "fedavg", "--rounds", "1")
+    assert "have a task" not in said
+    assert "node M0 knows no sets" in said
 
 
 def test_default_folders_are_unique(monkeypatch: pytest.MonkeyPatch) -> None:

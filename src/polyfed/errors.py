@@ -54,3 +54,12 @@ class UnknownNameError(ConfigError):
         hint = f" Did you mean '{near[0]}'?" if near else ""
         listing = ", ".join(names) if names else "none"
         super().__init__(f"unknown {kind} '{got}'.{hint} There are: {listing}.")
+
+
+def first_line(error: Exception) -> str:
+    r"""What an error says, in short, for a sentence about what is done instead.
+
+    >>> first_line(ValueError("too long\nfor a line")), first_line(KeyError())
+    ('too long', 'KeyError')
+    """
+    return (str(error).splitlines() or [type(error).__name__])[0][:120]

@@ -151,6 +151,23 @@ def test_a_bias_before_batchnorm_has_no_gradient() -> None:
             torch.testing.assert_close(t.grad, leaf.grad)
 
 
+def test_but_before_a_batchnorm_at_rest_it_has_one() -> None:
+    """As where a node has a single sample."""
+    net = tiny(digit_model).double()
+    for module in net.modules():
+        if "BatchNorm" in type(module).__name__:
+            module.eval()
+    net(random(3, 3, 32, 32).double()).square().sum().backward()
+    named = dict(net.named_parameters())
+    leaves = [t.detach().requires_grad_() for n, t in named.items() if n.startswith("trunk")]
+    z = literal_digit_model(random(3, 3, 32, 32).double(), iter(leaves))
+    net.get_submodule("head")(z).square().sum().backward()
+    for t, leaf in zip(named.values(), leaves, strict=False):
+        assert leaf.grad is not None
+        assert leaf.grad.any()
+        torch.testing.assert_close(t.grad, leaf.grad)
+
+
 @pytest.mark.parametrize("make", ALL)
 def test_what_travels_is_numbers(make: Make) -> None:
     """Besides parameters only BatchNorm's statistics are part of the state."""

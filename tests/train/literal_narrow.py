@@ -75,7 +75,23 @@ def main(objective: Objective) -> tuple[float, float, float]:
     return worst[0], worst[1], worst[2]
 
 
+def layouts() -> float:
+    """Largest difference of weights when the same gradients come in another layout."""
+    ends = []
+    for layout in (torch.channels_last, torch.contiguous_format):
+        parameters = list(model().net.parameters())
+        narrow = NarrowAdam(parameters, cross_entropy, STEPS)
+        narrow.begin(LR)
+        wide: list[Tensor | None] = [None] * len(parameters)
+        with ambient(0, "gradients"):
+            gradients = [torch.randn(copy.shape).bfloat16() for copy in narrow.copies.values()]
+        laid = [g.contiguous(memory_format=layout) if g.dim() == 4 else g for g in gradients]
+        narrow._move(laid, wide)
+        ends.append(torch.cat([p.detach().flatten() for p in parameters]))
+    return float((ends[0] - ends[1]).abs().max())
+
+
 if __name__ == "__main__":
     weight = float(sys.argv[1])
     plain: Objective = L1Penalty(cross_entropy, weight) if weight else cross_entropy
-    print(*main(Rotated(plain, 30.0)))
+    print(*main(Rotated(plain, 30.0)), layouts())

@@ -195,6 +195,15 @@ def test_each_stops_early_and_goes_back_to_its_best(parts: tuple[str, ...]) -> N
     assert len(set(epochs)) > 1
 
 
+def test_what_was_kept_of_other_parameters_is_no_concern() -> None:
+    phase = replace(PHASE, parts=("head",), keep="all")
+    ours, theirs = jobs(72, phase=phase), jobs(72, phase=phase)
+    for job in (*ours, *theirs):
+        fit(job.node, replace(phase, parts=()), *job.path)
+    fitted = Lanes(ours, 1, graph=False).fit(ours)
+    assert_same(ours, theirs, fitted, [fit(job.node, phase, *job.path) for job in theirs])
+
+
 @pytest.mark.parametrize("name", ["adam", "sgd"])
 def test_a_lane_takes_any_learning_rate(name: Any) -> None:
     phase = replace(PHASE, optimiser=Optimiser(name=name, lr=0.5))

@@ -45,10 +45,11 @@ def test_is_autocast_and_adam_and_the_penalty(weight: str) -> None:
     command = [sys.executable, str(LITERAL), weight]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    loss, weights, copies = map(float, done.stdout.split())
+    loss, weights, copies, layouts = map(float, done.stdout.split())
     assert loss < 1e-5
     assert weights < 1e-6
     assert copies < 2**-7
+    assert layouts == 0
 
 
 def job(precision: Precision = "bfloat16", k: int = 0, phase: Phase = PHASE) -> Job:

@@ -5,8 +5,9 @@ flatten, Linear(., 32w), BatchNorm, ReLU, Linear(32w, 8w), BatchNorm, ReLU      
 Linear(8w, classes)                                                               = head
 
 Lu et al., ICLR 2022 (FedUL), arXiv:2204.03304; 14,219,210 parameters for three channels of 28x28
-and ten classes. Convolutions pad to the size of their input. BatchNorm takes away whatever a bias
-before it adds, so its gradient is 0: that is said here, and not computed as a sum over all pixels.
+and ten classes. Convolutions pad to the size of their input. BatchNorm in training takes away
+whatever a bias before it adds, so its gradient is 0: that is said here, and not computed as a sum
+over all pixels.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from torch import Tensor, nn
-from torch.nn import functional
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from polyfed.models.small import check_side
 
@@ -33,7 +35,7 @@ def digit_model(image: tuple[int, int, int], classes: int, *, width: int = 64) -
     check_side("DigitModel", image, 4)
     depth, height, side = image
     places = (height // 4) * (side // 4)
-    trunk = nn.Sequential(
+    trunk = _Trunk(
         *_convolution(depth, width),
         nn.MaxPool2d(2),
         *_convolution(width, width),
@@ -46,25 +48,23 @@ def digit_model(image: tuple[int, int, int], classes: int, *, width: int = 64) -
     return nn.Sequential(OrderedDict(trunk=trunk, head=nn.Linear(8 * width, classes)))
 
 
-class _Convolution(nn.Conv2d):
-    """Followed by BatchNorm."""
-
-    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        still = None if bias is None else bias.detach()
-        return functional.conv2d(x, weight, still, padding=self.padding)
-
-
-class _Linear(nn.Linear):
-    """Followed by BatchNorm."""
+class _Trunk(nn.Sequential):
+    """Biases before a BatchNorm that takes the batch's mean away have no gradient."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer."""
-        return functional.linear(x, self.weight, self.bias.detach())
+        """One module after the other."""
+        modules = list(self)
+        for module, following in zip(modules, [*modules[1:], None], strict=True):
+            if isinstance(following, _BatchNorm) and following.training:
+                x = functional_call(module, {"bias": module.get_parameter("bias").detach()}, (x,))
+            else:
+                x = module(x)
+        return x
 
 
 def _convolution(depth: int, following: int) -> tuple[nn.Module, ...]:
-    return _Convolution(depth, following, 5, padding=2), nn.BatchNorm2d(following), nn.ReLU()
+    return nn.Conv2d(depth, following, 5, padding=2), nn.BatchNorm2d(following), nn.ReLU()
 
 
 def _linear(width: int, following: int) -> tuple[nn.Module, ...]:
-    return _Linear(width, following), nn.BatchNorm1d(following), nn.ReLU()
+    return nn.Linear(width, following), nn.BatchNorm1d(following), nn.ReLU()

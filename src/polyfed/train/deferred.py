@@ -26,6 +26,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from polyfed.core.phase import CrossEntropy, SquaredError
+from polyfed.errors import first_line
 from polyfed.train.stepper import RowMajorLinear, Stepper
 from polyfed.train.track import Tensors
 
@@ -201,8 +202,8 @@ class FusedStepper(DeferredStepper):
                 raise
             except (RuntimeError, ImportError) as error:
                 FusedStepper.works = False  # nothing was done: it says so before it begins
-                text = (str(error).splitlines() or [type(error).__name__])[0][:120]
-                warnings.warn(f"no kernel for these networks here ({text}).", stacklevel=2)
+                text = f"no kernel for these networks here ({first_line(error)})."
+                warnings.warn(text, stacklevel=2)
         super()._take(first, widths)
 
     def _launch(self, first: int, size: int) -> None:

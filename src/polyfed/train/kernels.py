@@ -25,7 +25,8 @@ z. The first layer is cut in two (`a`, `b`), because numbers of pieces are power
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import triton
 import triton.language as tl
@@ -70,7 +71,7 @@ def run_chunk(
     first, last = later[0], later[-1]
     pieces, hidden = triton.cdiv(width, _P), _power(triton.cdiv(w2.shape[1], _M))
     low = 1 << (pieces.bit_length() - 1)
-    try:
+    with compiling():
         _kernel[(rows,)](
             outputs,
             inner,
@@ -104,6 +105,13 @@ def run_chunk(
             DEEP=len(later) == 2,
             num_warps=_WARPS,
         )
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """If a kernel cannot be compiled: a RuntimeError, before anything was done."""
+    try:
+        yield
     except TritonError as error:
         raise RuntimeError(str(error) or type(error).__name__) from error
 

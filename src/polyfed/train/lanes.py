@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.phase import Rule
+from polyfed.errors import first_line
 from polyfed.random import ambient
 from polyfed.train.course import Course
 from polyfed.train.evaluate import mean_loss
@@ -45,9 +46,7 @@ if TYPE_CHECKING:
 _MOST_STEPS = 1 << 14  # of a phase: so many losses can be noted
 _WARM = 3  # real steps of a lane before a graph is captured
 _WORTH_IT = 20  # steps of a job: a capture takes about as long
-_WORTH_IT_ONCE = (
-    100  # of one whose objective is like no other's, so that nobody uses its lane again
-)
+_WORTH_IT_ONCE = 100  # if its objective is like no other's: nobody will use that lane again
 
 
 def can_take(job: Job) -> bool:
@@ -139,7 +138,7 @@ class Lanes:
                 known = next(iter(self._graphs.values()), None)
                 self._graphs[key] = _captured(group, None if known is None else known.pool())
             except RuntimeError as error:  # then all go on without; nothing was done meanwhile
-                self.graph, self.refusal = False, repr(error).partition("\\n")[0][:120]
+                self.graph, self.refusal = False, first_line(error)
                 self._graphs.clear()
         return self._graphs.get(key)
 
@@ -201,8 +200,9 @@ class _Lane:
         if self.kept:
             torch._foreach_zero_(list(self.kept.values()))
         kept = {} if job.phase.keep is None else job.node.recall(f"optimiser {job.phase.keep}")
-        if kept:
-            torch._foreach_copy_([self.kept[name] for name in kept], list(kept.values()))
+        known = [name for name in self.kept if name in kept]
+        if known:
+            torch._foreach_copy_([self.kept[n] for n in known], [kept[n] for n in known])
         if self.narrow is not None:
             self.narrow.begin(job.phase.optimiser.lr)
         else:
@@ -320,7 +320,7 @@ def _narrow(job: Job, parameters: Sequence[Tensor]) -> NarrowAdam | None:
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        warnings.warn(f"Adam takes several passes here ({error}).", stacklevel=2)
+        warnings.warn(f"Adam takes several passes here ({first_line(error)}).", stacklevel=2)
         return None
 
 

@@ -27,11 +27,11 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from triton.errors import TritonError
 
 from polyfed.core.model import Model
 from polyfed.core.phase import Objective
 from polyfed.train.augment import Rotated
+from polyfed.train.kernels import compiling
 from polyfed.train.lanes import _strided
 from polyfed.train.surrogate import L1Penalty
 
@@ -89,10 +89,8 @@ class NarrowAdam:
         wide = [
             None if i in self.copies else torch.zeros_like(p) for i, p in enumerate(self.parameters)
         ]
-        try:
+        with compiling():
             self._move(narrow, wide)
-        except TritonError as error:
-            raise RuntimeError(str(error) or type(error).__name__) from error
 
     def begin(self, lr: float) -> None:
         """Begin with the parameters as they are, this learning rate, and no moments."""
@@ -115,25 +113,24 @@ class NarrowAdam:
         of = dict(zip(self.copies, narrow, strict=True))
         at = 0
         for i, (p, blocks) in enumerate(zip(self.parameters, self.blocks, strict=True)):
-            gradients = [_strided(g, p) for g in (of.get(i), wide[i])]
-            if self.l1 or any(g is not None for g in gradients):  # else, as torch, it stays
-                _kernel[(blocks,)](
-                    p.detach(),
-                    None if i not in self.copies else self.copies[i].detach(),
-                    *gradients,
-                    self.first[i],
-                    self.second[i],
-                    self.factors,
-                    self.rate,
-                    self.at,
-                    self.sums[at:],
-                    self.l1,
-                    p.numel(),
-                    FIRST=B1,
-                    SECOND=B2,
-                    SMALL=EPS,
-                    BLOCK=_BLOCK,
-                )
+            _kernel[(blocks,)](
+                p.detach(),
+                None if i not in self.copies else self.copies[i].detach(),
+                _strided(of.get(i), p),
+                _strided(wide[i], p),
+                self.first[i],
+                self.second[i],
+                self.factors,
+                self.rate,
+                self.at,
+                self.sums[at:],
+                self.l1,
+                p.numel(),
+                FIRST=B1,
+                SECOND=B2,
+                SMALL=EPS,
+                BLOCK=_BLOCK,
+            )
             at += blocks
         self.at += 1
 

@@ -22,6 +22,7 @@ import torch
 from torch.nn.modules.conv import _ConvNd
 
 from polyfed.core.node import Node
+from polyfed.errors import first_line
 from polyfed.train.alike import exam_key, job_key, moves_batchnorm, structure, why_alone
 from polyfed.train.cohort import Kept, fit_cohort, score_cohort
 from polyfed.train.evaluate import accuracy
@@ -122,7 +123,7 @@ class Trainer:
                 self._stacked.add(self._structure(jobs[0].node))
                 return fitted
             except CannotStackError as error:
-                self._say(jobs[0], f"it cannot be stacked ({_first_line(error)})")
+                self._say(jobs[0], f"it cannot be stacked ({first_line(error)})")
                 alone = self._key_of_one(jobs[0])
                 key = job_key(jobs[0], self._structure(jobs[0].node)) if len(jobs) > 1 else alone
                 self._pays[key] = False
@@ -333,7 +334,3 @@ def _text(key: Hashable, rows: int, device: torch.device) -> str:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     scale = min(rows, _MEASURED_ROWS).bit_length()
     return repr((repr(key), scale, name, torch.__version__, torch.get_num_threads()))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0][:120]
