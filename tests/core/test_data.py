@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from polyfed.core.data import Data, Split
@@ -110,13 +111,29 @@ def test_values_that_are_not_numbers_are_reported_with_their_index(bad: float) -
         Data(train=(X, Y), public=torch.tensor([0.0, 1, 2, 3, 4, bad])).check("A")
 
 
-def test_tensors_seen_at_another_node_are_not_read_again_but_classes_are() -> None:
-    x = torch.full((6, 2), torch.nan)
-    seen = {id(x)}
-    Data(train=(X, Y), public=x).check("B", seen)
-    assert seen == {id(x), id(X)}
-    with pytest.raises(DataError, match="no sample of class 2"):
-        Data(train=(X, Y), val_es=(X, Y % 2)).check("C", seen)
+def test_values_are_read_once_unless_they_change_but_classes_always_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x = X.clone()
+    Data(train=(x, Y)).check("A")
+    with monkeypatch.context() as patch:
+        patch.setattr(Tensor, "sum", lambda *_: pytest.fail("read again"))
+        Data(train=(x, Y)).check("B")
+        with pytest.raises(DataError, match="no sample of class 2"):
+            Data(train=(x, Y), val_es=(x, Y % 2)).check("C")
+    x[3, 0] = torch.nan
+    for node in "DE":  # what is wrong is not remembered as fine
+        with pytest.raises(DataError, match="NaN or infinity in 1 of 6.*index 3"):
+            Data(train=(x, Y)).check(node)
+
+
+def test_large_numbers_are_numbers() -> None:
+    x = torch.full((6, 2), torch.finfo(torch.float32).max)
+    assert not torch.isfinite(x.sum())
+    Data(train=(x, Y)).check("A")
+    with torch.inference_mode():
+        made_there = X + 0
+    Data(train=(made_there, Y)).check("A")
 
 
 @pytest.mark.parametrize("name", ["val_es", "val_rb"])

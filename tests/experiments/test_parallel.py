@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from crew import count_nodes, work
 from polyfed.engines.progress import Progress
@@ -81,8 +82,12 @@ def test_pieces_are_shared_out_and_shown_as_one(tmp_path: Path) -> None:
     [
         (ConfigError("lr must be > 0."), "^piece 0: lr must be > 0.$"),
         (KeyError("surprise"), "(?s)^piece 0: Traceback.*KeyError: 'surprise'"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried.\nMore"),
+            r"^piece 0: the GPU's memory is full \(CUDA out of memory. Tried.\).*fewer jobs.$",
+        ),
     ],
-    ids=["refused", "failed"],
+    ids=["refused", "failed", "full"],
 )
 def test_what_fails_is_named(error: Exception, said: str, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=said):

@@ -121,6 +121,21 @@ def test_runs_whose_networks_cannot_be_stacked_go_alone(tmp_path: Path, table: E
     assert list(runner._groups(jobs, most=6, apart=set())) == [jobs]
 
 
+def test_runs_of_like_numbers_are_in_step_and_the_longest_come_first(tmp_path: Path) -> None:
+    cells = [
+        Cell(method="local", task="digits", options={"rounds": rounds, "lr": lr}, series="a")
+        for lr in (0.1, 0.2)
+        for rounds in (2, 30, 4)
+    ]
+    settings: dict[str, Any] = {"device": "cpu", "precision": "float32"}
+    jobs = runner._jobs(Batch(cells, [0, 1]), tmp_path, None, settings)
+    groups = list(runner._groups(jobs, most=4, apart=set()))
+    assert [[(j.method.rounds, j.method.lr, j.seed) for j in group] for group in groups] == [
+        [(rounds, lr, seed) for lr in (0.1, 0.2) for seed in (0, 1)] for rounds in (30, 4, 2)
+    ]
+    assert [g[0] for g in runner._groups(jobs, most=1, apart=set())] == jobs  # on a CPU as asked
+
+
 @pytest.mark.parametrize(
     ("count", "device", "every"), [(1, "cpu", 1), (1, "cuda:0", 25), (2, "cuda", 0)]
 )

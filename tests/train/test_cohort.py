@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -473,6 +474,29 @@ def test_large_groups_are_cut_to_fit_memory(monkeypatch: pytest.MonkeyPatch) -> 
     pieces = groups(Trainer("always"), jobs)
     assert sorted(i for piece in pieces for i in piece) == list(range(7))
     assert 1 < max(map(len, pieces)) < 7
+
+
+def test_data_that_rows_share_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together, "_CPU_BYTES", 5 * 4 * 57 * 4 + 9 * 5 * 4)
+    own, one = nodes([9] * 5), node(0, 9)
+    alike = [replace(one, model=n.model) for n in own]
+    weights = sum(p.numel() for p in one.model.net.parameters())
+    assert weights == 57
+    assert Trainer()._most_rows([Job(n, phase(), ("x",)) for n in alike]) == 5
+    assert Trainer()._most_rows([Job(n, phase(), ("x",)) for n in own]) == 4
+
+
+def test_a_share_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    class There:
+        x = SimpleNamespace(device=torch.device("cuda", 0), numel=lambda: 0, element_size=lambda: 4)
+
+    properties = SimpleNamespace(total_memory=4 * 4 * 57 * 4 * 100)
+    monkeypatch.setattr(together, "_split", lambda _: There)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: properties.total_memory // 20)
+    jobs = [Job(n, phase(), ("x",)) for n in nodes([9, 9])]
+    assert [Trainer(share=s)._most_rows(jobs) for s in (1.0, 0.25)] == [100, 25]
+    assert [cohort._is_full(torch.device("cuda"), s) for s in (1.0, 0.25)] == [False, True]
 
 
 def test_auto_measures_once_and_remembers(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

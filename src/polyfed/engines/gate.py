@@ -25,12 +25,11 @@ def check_federation(nodes: Sequence[Node]) -> None:
             raise ConfigError(f"node name {name!r}: use letters, digits, '.', '_' and '-' only.")
         if names.count(name) > 1:
             raise ConfigError(f"two nodes are called {name}. Names must be unique.")
-    seen: set[int] = set()
     for node in nodes:
-        _check_node(node, seen)
+        _check_node(node)
 
 
-def _check_node(node: Node, seen: set[int]) -> None:
+def _check_node(node: Node) -> None:
     if "train" not in node.data:
         raise DataError(f"node {node.name} has no split 'train'. Its splits: {_listed(node.data)}.")
     width = _output_width(node)
@@ -47,7 +46,7 @@ def _check_node(node: Node, seen: set[int]) -> None:
                 f"network has {width} outputs (labels 0 to {width - 1}). Relabel the data, or "
                 "widen the head."
             )
-    node.data.check(node.name, seen)
+    node.data.check(node.name)
 
 
 def _output_width(node: Node) -> int:

@@ -248,10 +248,12 @@ def check_run(
     LocalEngine(method, nodes, chosen, made, Recorder.in_memory(), Progress())
 
 
-def finish_together(begun: Sequence[tuple[LocalEngine, Checkpoint | None]]) -> list[Run]:
-    """Run several engines to their ends, in step."""
+def finish_together(
+    begun: Sequence[tuple[LocalEngine, Checkpoint | None]], share: float = 1.0
+) -> list[Run]:
+    """Run several engines to their ends, in step; `share` is their part of a GPU's memory."""
     try:
-        trainer = Trainer(begun[0][0].settings.stack)
+        trainer = Trainer(begun[0][0].settings.stack, share=share)
         runs = drive([_steps(engine, point) for engine, point in begun], trainer)
     finally:
         for engine, _ in begun:

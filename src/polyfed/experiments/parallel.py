@@ -21,7 +21,7 @@ import torch
 
 from polyfed.core.node import Name
 from polyfed.engines.progress import Progress
-from polyfed.errors import PolyfedError, RunError
+from polyfed.errors import PolyfedError, RunError, first_line
 
 Work = Callable[[Any, Progress], None]
 
@@ -150,6 +150,10 @@ def _serve(to: Connection, work: Work, threads: int) -> None:
                 work(what, _Told(to))
             except (EOFError, BrokenPipeError):
                 raise
+            except torch.OutOfMemoryError as error:
+                text = f"the GPU's memory is full ({first_line(error)})"
+                to.send(("failed", f"{text} The same command goes on; try fewer jobs.", None))
+                return
             except Exception as error:  # noqa: BLE001 - whatever it is, it is told
                 ours = isinstance(error, PolyfedError)
                 to.send(("failed", str(error) if ours else traceback.format_exc(), None))

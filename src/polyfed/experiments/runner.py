@@ -37,7 +37,7 @@ from polyfed.tasks import Task
 from polyfed.train.alike import moves_batchnorm
 
 COMMIT_VARIABLE = "POLYFED_COMMIT"  # names the commit where there is a copy without its history
-_IN_STEP = 250  # runs in step on a GPU; each has three files open, of 1,024 that are usual
+_IN_STEP = 48  # runs in step on a GPU: more fill its memory and not its time
 _SELDOM = 25  # rounds between the checkpoints of a run on a GPU, where rounds are short
 AFTER = "after.json"  # in a run folder: figures of its trained nodes
 ORIGIN = "origin.json"  # in a run folder: by which commit and on which device it was run
@@ -127,7 +127,7 @@ def run_batches(
     most = 1 if device == "cpu" else max(1, min(_IN_STEP, -(-len(left) // jobs)))
     groups = list(_groups(list(left.values()), most=most, apart=apart))
     if jobs > 1 and len(groups) > 1:
-        work = partial(_run_group, settings=settings)
+        work = partial(_run_group, settings=settings, share=1 / min(jobs, len(groups)))
         in_processes(list(map(_piece, groups)), work, jobs, suited(progress))
     else:
         done = 0
@@ -146,11 +146,20 @@ def _found(jobs: Sequence[_Job], seeds: int) -> list[list[Run]]:
 def _groups(jobs: Sequence[_Job], *, most: int, apart: Set[str]) -> Iterator[list[_Job]]:
     """Runs that go on in step, so that equal networks train as one; on a CPU, one at a time.
 
-    Runs of the tasks in `apart` would gain nothing.
+    Runs of like numbers (rounds, samples, nodes) are in one group, and the largest come first. Runs
+    of the tasks in `apart` would gain nothing.
     """
     yield from ([job] for job in jobs if repr(job.task) in apart)
     others = [job for job in jobs if repr(job.task) not in apart]
+    if most > 1:
+        others.sort(key=_numbers, reverse=True)
     yield from (others[i : i + most] for i in range(0, len(others), most))
+
+
+def _numbers(job: _Job) -> list[int]:
+    """The whole numbers among the settings: what the length of a phase depends on."""
+    settings = [*plain(job.method).values(), *plain(job.task).values()]
+    return [value for value in settings if type(value) is int]
 
 
 def _piece(jobs: Sequence[_Job]) -> Piece:
@@ -165,6 +174,7 @@ def _run_group(
     progress: bool | Progress | None,
     settings: dict[str, Any],
     place: str = "",
+    share: float = 1.0,
 ) -> None:
     often = 0 if len(jobs) > 1 else 1 if settings["device"] == "cpu" else _SELDOM
     federations: dict[tuple[int, str], Sequence[Node]] = {}
@@ -189,7 +199,7 @@ def _run_group(
             )
         )
     origin = {"commit": commit(), "device": _device(str(settings["device"]))}
-    for job, done in zip(jobs, finish_together(begun), strict=True):
+    for job, done in zip(jobs, finish_together(begun, share), strict=True):
         if job.after is not None:
             write_text(job.folder / AFTER, json.dumps(dict(job.after(done))) + "\n")
         _close(job, origin)

@@ -29,14 +29,14 @@ from polyfed.train.stepper import Loss, RowMajorLinear, Stepper
 from polyfed.train.track import Job, Pool, Tensors, Track
 
 _KEPT = (1, 6)  # stacks kept for later phases, on a CPU and on a GPU; there more if they are small
-_SMALL = 32  # as long as this part of its memory is not full
+_SMALL = 1 / 8  # as long as this part of its memory is not full
 
 
 Kept = dict[Hashable, "Cohort"]
 
 
 def fit_cohort(
-    jobs: Sequence[Job], *, graph: bool = True, kept: Kept | None = None
+    jobs: Sequence[Job], *, graph: bool = True, kept: Kept | None = None, share: float = 1.0
 ) -> list[Fitted]:
     """Train nodes with equal networks through equal phases, as one computation.
 
@@ -44,6 +44,7 @@ def fit_cohort(
         jobs: what `train.together` found to be alike; optimiser settings may differ.
         graph: use CUDA graphs where there is a GPU.
         kept: stacks of earlier phases, to be used again; grows.
+        share: of a GPU's memory, where others use it, too.
 
     Raises:
         CannotStackError: before anything has changed.
@@ -61,17 +62,17 @@ def fit_cohort(
     if cohort.is_whole:
         kept[key] = cohort
         for old in list(kept)[: -_KEPT[device.type == "cuda"]]:
-            if _is_full(device):
+            if _is_full(device, share):
                 del kept[old]
     return fitted
 
 
-def _is_full(device: torch.device) -> bool:
+def _is_full(device: torch.device, share: float) -> bool:
     """Whether no more stacks should be kept than a few."""
     if device.type != "cuda":
         return True
     total = torch.cuda.get_device_properties(device).total_memory
-    return torch.cuda.memory_allocated(device) > total // _SMALL
+    return torch.cuda.memory_allocated(device) > total * share * _SMALL
 
 
 def _stack_key(jobs: Sequence[Job]) -> Hashable:

@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch.nn.modules.conv import _ConvNd
 
+from polyfed.core.data import Split
 from polyfed.core.node import Node
 from polyfed.errors import first_line
 from polyfed.train.alike import exam_key, job_key, moves_batchnorm, structure, why_alone
@@ -67,10 +68,11 @@ class Trainer:
     Args:
         stack: train what is alike as one: where it is faster (auto), wherever possible, or never.
         graph: use CUDA graphs where there is a GPU.
+        share: of a GPU's memory, where others use it, too.
     """
 
-    def __init__(self, stack: Stack = "auto", *, graph: bool = True) -> None:
-        self.stack, self.graph = stack, graph
+    def __init__(self, stack: Stack = "auto", *, graph: bool = True, share: float = 1.0) -> None:
+        self.stack, self.graph, self.share = stack, graph, share
         self._structures: dict[int, tuple[Any, int]] = {}
         self._numbers: dict[Hashable, int] = {}
         self._batchnorm: dict[Hashable, bool] = {}
@@ -108,7 +110,7 @@ class Trainer:
                 continue
             members.sort(key=lambda i: repr(jobs[i].phase.optimiser))  # stable: rows of a kind
             if len(members) > 1 and self._is_better([jobs[i] for i in members], key):
-                yield from _pieces(members, _most_rows(jobs[members[0]]))
+                yield from _pieces(members, self._most_rows([jobs[i] for i in members]))
             else:
                 yield from ([i] for i in members)
 
@@ -119,7 +121,7 @@ class Trainer:
         jobs[0].shown()
         if len(jobs) > 1 or self._is_graphed(jobs[0]):
             try:
-                fitted = fit_cohort(jobs, graph=self.graph, kept=self._kept)
+                fitted = fit_cohort(jobs, graph=self.graph, kept=self._kept, share=self.share)
                 self._stacked.add(self._structure(jobs[0].node))
                 return fitted
             except CannotStackError as error:
@@ -143,7 +145,7 @@ class Trainer:
         return key if self._pays.get(key, True) else ()
 
     def _train_lanes(self, jobs: Sequence[Job], lane: tuple[Hashable, ...]) -> list[Fitted]:
-        count = min(_LANES, len(jobs), _most_rows(jobs[0]))
+        count = min(_LANES, len(jobs), self._most_rows(jobs))
         lanes = self._lanes.pop((lane, count), None) or Lanes(jobs, count, graph=self.graph)
         fitted = lanes.fit(jobs)
         if lanes.refusal:  # from now on, the loop
@@ -200,7 +202,7 @@ class Trainer:
             key = exam_key(exam.node, exam.split, net) if joins else ("alone", i)
             groups.setdefault(key, []).append(i)
         for members in groups.values():
-            yield from _pieces(members, _most_rows(exams[members[0]]))
+            yield from _pieces(members, self._most_rows([exams[i] for i in members]))
 
     def _examine_group(self, exams: Sequence[Exam]) -> list[float]:
         if len(exams) > 1:
@@ -209,6 +211,17 @@ class Trainer:
         return [
             accuracy(node.model, split) if node.score is None else node.score(node.model, split)
         ]
+
+    def _most_rows(self, work: Sequence[Job] | Sequence[Exam]) -> int:
+        """Rows that fit in memory: parameters, gradients, two moments, and the data."""
+        inputs = {id(x): x for x in (_split(each).x for each in work)}  # of which rows share some
+        x = _split(work[0]).x
+        own = 4 * sum(t.numel() * t.element_size() for t in work[0].node.model.net.parameters())
+        own += sum(t.numel() * t.element_size() for t in inputs.values()) // len(work)
+        budget: float = _CPU_BYTES
+        if x.device.type == "cuda":
+            budget = torch.cuda.get_device_properties(x.device).total_memory * self.share / 4
+        return max(2, int(budget // max(1, own)))
 
     def _structure(self, node: Node) -> int:
         """A number that equal networks share."""
@@ -308,16 +321,8 @@ def _pieces(members: list[int], most: int) -> Iterator[list[int]]:
     yield from (members[i : i + size] for i in range(0, len(members), size))
 
 
-def _most_rows(work: Job | Exam) -> int:
-    """Rows that fit in memory: parameters, gradients, two moments, and the data."""
-    net = work.node.model.net
-    own = 4 * sum(t.numel() * t.element_size() for t in net.parameters())
-    split = work.node.data[work.phase.split if isinstance(work, Job) else work.split]
-    own += split.x.numel() * split.x.element_size()
-    budget = _CPU_BYTES
-    if split.x.device.type == "cuda":
-        budget = torch.cuda.get_device_properties(split.x.device).total_memory // 4
-    return max(2, budget // max(1, own))
+def _split(work: Job | Exam) -> Split:
+    return work.node.data[work.phase.split if isinstance(work, Job) else work.split]
 
 
 def _on_gpu(job: Job) -> bool:
