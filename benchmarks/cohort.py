@@ -7,7 +7,8 @@ calls): SGD on made-up data of the shape named. Times are per step of all nodes,
 repeats, taken in turn; `of peak` is the share of the matrix-product rate that this device reaches
 on one large product, counting 6 operations per parameter and sample (linear layers and
 convolutions alike). `bmm prototype` is the same MLP step written by hand with `torch.baddbmm` (in a
-CUDA graph on a GPU): what a person would write who had only this network.
+CUDA graph on a GPU): what a person would write who had only this network. With `--tf32` all ways,
+and the large product, round their factors to TF32, as a GPU's tensor cores want them.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ def main() -> None:
     """Measure and print the table."""
     arguments = _arguments()
     torch.set_num_threads(arguments.threads)
+    torch.set_float32_matmul_precision("high" if arguments.tf32 else "highest")
     device = torch.device(arguments.device)
     rate = matrix_rate(device)
     name = torch.cuda.get_device_name() if device.type == "cuda" else f"{arguments.threads} threads"
@@ -234,6 +236,7 @@ def _cases(arguments: argparse.Namespace) -> list[tuple[str, int]]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--tf32", action="store_true", help="matrix products by tensor cores")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--nodes", type=int, nargs="*", default=[16, 160, 960, 4800])
     parser.add_argument("--cnn", type=int, nargs="*", default=[3, 30])

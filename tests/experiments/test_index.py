@@ -39,14 +39,14 @@ def test_another_figure_makes_another_page(tmp_path: Path) -> None:
 
 def test_another_reading_is_listed_below_its_experiment(tmp_path: Path) -> None:
     name = "partial-averaging-V.3.c"
-    other = f"{name}-weights=uniform-1"
+    other = f"{name}-own_start=true-weights=uniform-1"
     shutil.copytree(RESULTS / other, tmp_path / other)
     shutil.copytree(RESULTS / other, tmp_path / f"{other}-quick")
     found = pages(tmp_path)
-    assert "weights xavier:1 → uniform:1" in found[tmp_path / other / "page.md"]
+    assert "weights xavier:4 → uniform:1" in found[tmp_path / other / "page.md"]
     lines = found[tmp_path / "index.md"].splitlines()
     below = lines[next(i for i, line in enumerate(lines) if line.startswith(f"| `{name}`")) + 1]
-    assert below.startswith(f"| [… with `weights=uniform-1`]({other}/page.md) |")
+    assert below.startswith(f"| [… with `own_start=true-weights=uniform-1`]({other}/page.md) |")
     assert "quick" not in found[tmp_path / "index.md"]
 
 

@@ -87,7 +87,7 @@ def test_mnist_settings(name: str, expected: tuple[list[tuple[Any, ...]], list[i
     assert settings(name, "num_nodes", "train", "rounds", "kind", "permuted") == federations
     assert [block for (block,) in settings(name, "block")] == blocks
     assert settings(name, "test", "batch", "lr", "optimiser", "momentum", "loss", "own_start") == [
-        (1000, 1, 0.1, "sgd", 0.0, "squared", True)
+        (1000, 1, 0.1, "sgd", 0.0, "squared", False)
     ]
     assert EVERY[name].evaluate_every == (1 if name == "V.3.b" else federations[0][2])
     assert {c.task for c in EVERY[name].cells} == {"mnist-permuted"}

@@ -113,6 +113,9 @@ def test_a_damaged_log_says_which(tmp_path: Path) -> None:
     path.write_bytes(b"{}\n\xff\x00oops\n{}\n")
     with pytest.raises(RunError, match=r"ledger\.jsonl is damaged"):
         read(path)
+    path.write_text("{}\n{}, {}\n")
+    with pytest.raises(RunError, match=r"ledger\.jsonl is damaged: 2 lines hold 3 records"):
+        read(path)
     assert read(tmp_path / "never written") == []
 
 

@@ -161,9 +161,11 @@ def test_recipes() -> None:
         "lr": 0.1,
         "optimiser": "sgd",
         "loss": "squared",
-        "own_start": True,
+        "own_start": False,
         "scheme": "784-250-80-10",
     }
+    assert tasks.digits_permuted().recipe("partial-averaging")["own_start"] is True
+    assert (task.weights, tasks.digits_permuted().weights) == ("xavier:4", "xavier:1")
     assert tasks.mnist_permuted(hidden="300=100=10").recipe("partial-averaging")["scheme"] == "80%"
     assert task.recipe("fedavg") == {}
     for name in ("partial-averaging", "dynamic-averaging", "auto-slices"):

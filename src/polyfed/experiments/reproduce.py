@@ -24,7 +24,7 @@ from polyfed.experiments import plot
 from polyfed.experiments.experiment import Cell, Experiment, Picture
 from polyfed.experiments.page import page
 from polyfed.experiments.results import FORMAT, Results, folder_of
-from polyfed.experiments.runner import ORIGIN, Batch, options_of, run_batches, run_cells
+from polyfed.experiments.runner import ORIGIN, Batch, do_batches, options_of, run_cells
 from polyfed.record.files import write_text
 
 
@@ -130,11 +130,11 @@ def run_together(
 ) -> None:
     """Make the runs of several experiments as one piece of work; `reproduce` then only reads them.
 
-    It takes what `reproduce` takes; `settings` are those of `run_batches`.
+    It takes what `reproduce` takes; `settings` are those of `do_batches`.
     """
     asked = (quick, seeds, rounds, reading)
     batches = [Batch(*plan(each, *asked), each.evaluate_every) for each in experiments]
-    run_batches(batches, out / "runs", **settings)
+    do_batches(batches, out / "runs", **settings)
 
 
 def _chosen(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:

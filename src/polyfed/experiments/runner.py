@@ -1,6 +1,6 @@
 """`run_cells`: all cells of an experiment with all seeds, each in a run folder.
 
-`run_batches` does so for several experiments at once.
+`run_batches` does so for several experiments at once, `do_batches` without reading the runs.
 
     FOLDER/TASK-METHOD-KEY/seed-N
 
@@ -94,7 +94,19 @@ def run_cells(
     return run_batches([Batch(cells, seeds, evaluate_every)], folder, **settings)[0]
 
 
-def run_batches(
+def run_batches(batches: Sequence[Batch], folder: Path, **settings: Any) -> list[list[list[Run]]]:
+    """Run what several experiments ask for, as `do_batches` does, and read it.
+
+    Args:
+        batches: of each experiment; `found[i]` is of batches[i], as `run_cells` has it.
+        folder: where the run folders are.
+        settings: what `do_batches` takes besides.
+    """
+    asked = do_batches(batches, folder, **settings)
+    return [_found(every, len(batch.seeds)) for every, batch in zip(asked, batches, strict=True)]
+
+
+def do_batches(
     batches: Sequence[Batch],
     folder: Path,
     *,
@@ -103,20 +115,23 @@ def run_batches(
     precision: Precision = "float32",
     jobs: int = 1,
     progress: bool | None = None,
-) -> list[list[list[Run]]]:
+) -> list[list[_Job]]:
     """Run what several experiments ask for as one piece of work; equal runs are one.
 
     Finished runs are only read, without the task's files; everything else is checked before the
     first step of training.
 
     Args:
-        batches: of each experiment; `found[i]` is of batches[i], as `run_cells` has it.
+        batches: of each experiment.
         folder: where the run folders are.
         data: folder with published files, for tasks that read them.
         device: cpu, cuda, cuda:0, ...
         precision: what networks compute in; bfloat16 is for GPUs.
         jobs: in how many processes.
         progress: True, False, None for terminals only.
+
+    Returns:
+        What each batch asked for, all of it done.
     """
     if jobs < 1:
         raise ConfigError(f"jobs must be >= 1, got {jobs}.")
@@ -135,7 +150,7 @@ def run_batches(
             place = f"{done + 1}-{done + len(group)}" if len(group) > 1 else f"{done + 1}"
             _run_group(group, progress, settings, f"{place}/{len(left)} ")
             done += len(group)
-    return [_found(every, len(batch.seeds)) for every, batch in zip(asked, batches, strict=True)]
+    return asked
 
 
 def _found(jobs: Sequence[_Job], seeds: int) -> list[list[Run]]:

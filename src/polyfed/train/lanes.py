@@ -158,7 +158,7 @@ class _Lane:
         self.number, self.warmth = number, 0
         self.size = phase.batch_size(len(split))
         self.model = job.node.model.copy()
-        if self.model.precision == "bfloat16":  # then filters are not copied at every step
+        if self.model.precision == "bfloat16" or split.x.is_cuda:  # as GPUs like filters
             self.model.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.objective: Any = phase.objective
         self.parameters = self.model.move(*phase.parts)
