@@ -123,7 +123,7 @@ def test_values_are_read_once_unless_they_change_but_classes_always_are(
             Data(train=(x, Y), val_es=(x, Y % 2)).check("C")
     x[3, 0] = torch.nan
     for node in "DE":  # what is wrong is not remembered as fine
-        with pytest.raises(DataError, match="NaN or infinity in 1 of 6.*index 3"):
+        with pytest.raises(DataError, match=r"NaN or infinity in 1 of 6.*index 3"):
             Data(train=(x, Y)).check(node)
 
 
