@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from polyfed.maths import correlation, procrustes
-from polyfed.maths.correlation import Bank, distances, triangular, understand
+from polyfed.maths.correlation import Bank, Begun, distances, triangular, understand
 from polyfed.maths.procrustes import random_rotation
 from polyfed.random import stream
 
@@ -139,7 +139,7 @@ def test_triangles_are_those_of_qr(dtype: torch.dtype, weak: float) -> None:
     assert torch.equal(got, R) == (weak < 1e-5)
     close = {"rtol": 1e-4, "atol": 1e-5} if dtype == F32 else {}
     torch.testing.assert_close(got, R, **close)
-    match = correlation._matched(Z, Bank(bank_of(2.0).to(dtype)), gated=True)
+    match = Begun(Z, Bank(bank_of(2.0).to(dtype)))._match()
     assert match.Q.dtype == match.R.dtype == match.P.dtype == dtype
     assert torch.equal(match.R, got)
     torch.testing.assert_close(match.Q, Q, **close)
@@ -229,6 +229,21 @@ def test_few_operators_and_none_that_waits() -> None:
     assert not {name for name in waiting if asked[1][name]}
 
 
+def test_the_first_part_asks_for_all_that_the_second_must_know() -> None:
+    """The second part begins with products of what is there: no decomposition, no solution."""
+    Z, bank = features(30, 6).requires_grad_(), Bank(bank_of(2.0, 0.5, 3.0))
+    with Operators() as first:
+        begun = Begun(Z, bank)
+    assert first.counts["linalg_cholesky_ex"] == 1
+    assert first.counts["linalg_solve_triangular"] == 2
+    with Operators() as second:
+        got = begun.end()
+    assert not {name for name in second.counts if "linalg_" in name}
+    wanted = understand(Z, bank)
+    assert torch.equal(got.loss, wanted.loss)
+    assert torch.equal(gradient(got.loss, Z), gradient(wanted.loss, Z))
+
+
 def test_a_bank_may_have_another_precision() -> None:
     Z, bank = features(30, 6), bank_of(2.0, 0.5)
     assert Bank(bank).like(Z).R is bank
@@ -246,6 +261,6 @@ def test_on_cuda(peers: int) -> None:
     wanted = [literal(Z.cpu(), R) for R in bank]
     got = understand(Z, Bank(bank.cuda()))
     total = float(sum(w for w, _ in wanted))
-    assert float(got.loss) == pytest.approx(total, rel=1e-6)
+    assert float(got.loss.detach()) == pytest.approx(total, rel=1e-6)
     push = sum(p for _, p in wanted)
     assert (gradient(got.loss, Z).cpu() - push).norm() < 1e-5 * push.norm()

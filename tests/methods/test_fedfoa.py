@@ -20,7 +20,14 @@ from polyfed.core.model import Model
 from polyfed.core.node import Node
 from polyfed.engines.run import Run, run
 from polyfed.errors import ConfigError, DataError, ModelError
-from polyfed.maths.correlation import pack_triangle, triangular, unpack_triangle
+from polyfed.maths.correlation import (
+    Begun,
+    Understanding,
+    pack_triangle,
+    triangular,
+    unpack_triangle,
+)
+from polyfed.methods import fedfoa
 from polyfed.methods.fedbyol import BYOLAlone, FedBYOL, FedEMA, FedU
 from polyfed.methods.fedfoa import Correlated, FedFoA
 from polyfed.random import ambient, stream
@@ -223,6 +230,25 @@ def test_peers_of_smaller_trace_change_nothing() -> None:
     extra = (louder(model, x, None) - alone).detach()
     assert float(louder.heard) == 2
     assert float(extra) == pytest.approx(0.5 * (0.01 + 2) * float(R.norm()), rel=1e-4)
+
+
+def test_the_term_begins_before_the_second_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    objective, model, x = correlated(5 * torch.eye(N)[None])
+    passed: list[str] = []
+    dict(model.net.named_children())["trunk"].register_forward_hook(lambda *_: passed.append("net"))
+
+    class Noted(Begun):
+        def __init__(self, *args: Any, **named: Any) -> None:
+            passed.append("begun")
+            super().__init__(*args, **named)
+
+        def end(self) -> Understanding:
+            passed.append("end")
+            return super().end()
+
+    monkeypatch.setattr(fedfoa, "Begun", Noted)
+    objective(model, x, None)
+    assert passed == ["net", "begun", "net", "end"]
 
 
 def test_the_mean_triangle_is_that_of_the_first_view() -> None:

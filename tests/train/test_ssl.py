@@ -130,6 +130,23 @@ def test_projections_are_seen_beside_the_loss(kind: Kind) -> None:
         assert projected.requires_grad
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_projections_of_the_first_view_are_given_early(kind: Kind) -> None:
+    """Before the second view has passed the network: a GPU that is asked about them has time."""
+    model = small(kind).copy()
+    passed: list[str] = []
+    modules(model)["trunk"].register_forward_hook(lambda *_: passed.append("trunk"))
+    got: list[Tensor] = []
+
+    def early(projections: Tensor) -> None:
+        passed.append("early")
+        got.append(projections)
+
+    seen = objective(kind, Scripted(draw(5, 6), draw(5, 6, seed=1))).see(model, draw(5, 6), early)
+    assert passed == ["trunk", "early", "trunk"]
+    assert got[0] is seen.first
+
+
 @given(m=st.integers(1, 6), tau=st.floats(0.05, 3.0), seed=st.integers(0, 100))
 def test_nt_xent_is_its_double_loop(m: int, tau: float, seed: int) -> None:
     a, b = draw(m, 4, seed=seed), draw(m, 4, seed=seed + 1000)

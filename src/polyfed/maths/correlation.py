@@ -31,12 +31,14 @@ triangles give,
     X_{k+1} = a_k X_k (3 I - a_k^2 X_k^T X_k) / 2  ->  P_j                        (Newton-Schulz)
 
 All of them have the singular vectors of M. Those values of M that are s become c s + 1 / s, which
-is 2 sqrt(c) at least: so how many steps it takes, and the best a_k, are known before the first.
+is 2 sqrt(c) at least: so how many steps it takes, and the best a_k, are known before the first, to
+the host that has looked at c. `Begun` lets others use the GPU meanwhile.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Generator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -134,19 +136,53 @@ def understand(
         bank: Each peer's R_j; as a `Bank` where many batches meet the same peers.
         per_sample: Divide Z by sqrt(m); the R_j must have been made that way too.
     """
-    with torch.autocast(Z.device.type, enabled=False):
-        Z = _prepared(Z, per_sample)
-        match = _matched(Z.detach(), _as_bank(bank).like(Z), gated=True)
-        return Understanding(_distances(Z, match).sum(), match.R, match.heard)
+    return Begun(Z, bank, per_sample=per_sample).end()
+
+
+class Begun:
+    """`understand` in two parts, so that a GPU has other work while the host looks at the first.
+
+    What is asked of the GPU between the two keeps it busy when the second is prepared.
+    """
+
+    def __init__(
+        self,
+        Z: Float[Tensor, "m n"],
+        bank: Bank | Float[Tensor, "J n n"],
+        *,
+        per_sample: bool = False,
+        gated: bool = True,
+    ) -> None:
+        with torch.autocast(Z.device.type, enabled=False):
+            self._Z = _prepared(Z, per_sample)
+            self._steps = _matched(self._Z.detach(), _as_bank(bank).like(self._Z), gated=gated)
+            next(self._steps)
+
+    def end(self) -> Understanding:
+        """What it comes to; once."""
+        with torch.autocast(self._Z.device.type, enabled=False):
+            match = self._match()
+            return Understanding(_distances(self._Z, match).sum(), match.R, match.heard)
+
+    def distances(self) -> Float[Tensor, " J"]:
+        """The same, peer by peer; once."""
+        with torch.autocast(self._Z.device.type, enabled=False):
+            return _distances(self._Z, self._match())
+
+    def _match(self) -> _Match:
+        try:
+            next(self._steps)
+        except StopIteration as end:
+            match: _Match = end.value
+            return match
+        raise RuntimeError("a match has two parts.")
 
 
 def distances(
     Z: Float[Tensor, "m n"], bank: Bank | Float[Tensor, "J n n"], *, per_sample: bool = False
 ) -> Float[Tensor, " J"]:
     """l_j of Eq. (7) for every peer, whatever its trace, with gradient."""
-    with torch.autocast(Z.device.type, enabled=False):
-        Z = _prepared(Z, per_sample)
-        return _distances(Z, _matched(Z.detach(), _as_bank(bank).like(Z), gated=False))
+    return Begun(Z, bank, per_sample=per_sample, gated=False).distances()
 
 
 def pack_triangle(R: Float[Tensor, "*J n n"]) -> Float[Tensor, "*J k"]:
@@ -208,29 +244,20 @@ def _prefers_products(Z: Tensor) -> bool:
 
 
 @torch.no_grad()
-def _matched(Z: Tensor, bank: Bank, *, gated: bool) -> _Match:
-    """Q_z and R_z, the peers that are heard (all, unless gated), and their P_j."""
-    if _prefers_products(Z):
-        return _by_products(Z, bank, gated)
-    return _by_decompositions(Z, bank, gated)
-
-
-def _by_decompositions(Z: Tensor, bank: Bank, gated: bool) -> _Match:
-    Q, R = _factors_by_qr(Z)
-    heard = _heard(R, bank, gated)
-    peers = bank.R[heard]
-    return _Match(Q, R, R.norm(), heard, _polar(R, peers), peers)
-
-
-def _by_products(Z: Tensor, bank: Bank, gated: bool) -> _Match:
-    """The host looks at what came out once, and then knows all that is left to do."""
+def _matched(Z: Tensor, bank: Bank, *, gated: bool) -> Generator[None, None, _Match]:
+    """Q_z and R_z, the peers that are heard (all, unless gated), and their P_j; in two parts."""
+    if not _prefers_products(Z):
+        yield
+        return _by_decompositions(Z, bank, gated)
     D = Z.double()
     exact, doubts = _cholesky(D)
     R = exact.to(Z)
     inverse = _inverse(exact)
     X, least = _newton_step(exact, inverse, bank)
     heard = _heard(R, bank, gated)
-    failed, smallest, norm, *known = torch.cat([doubts, heard.to(least), least]).tolist()
+    answer = _Answer(torch.cat([doubts, heard.to(least), least]))
+    yield
+    failed, smallest, norm, *known = answer.read()  # now all that is left to do is known
     if not _is_safe(failed, smallest, norm):
         return _by_decompositions(Z, bank, gated)
     J = len(heard)
@@ -246,6 +273,32 @@ def _by_products(Z: Tensor, bank: Bank, gated: bool) -> _Match:
     else:
         P = _polar(R, peers)
     return _Match((D @ inverse).to(Z), R, norm, heard, P, peers)
+
+
+class _Answer:
+    """Numbers on their way to the host, who waits for them, and not for what it asked since."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self._numbers, self._event = numbers, None
+        if numbers.is_cuda:
+            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._numbers.copy_(numbers, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(numbers.device))
+
+    def read(self) -> list[float]:
+        """All of them."""
+        if self._event is not None:
+            self._event.synchronize()
+        found: list[float] = self._numbers.tolist()
+        return found
+
+
+def _by_decompositions(Z: Tensor, bank: Bank, gated: bool) -> _Match:
+    Q, R = _factors_by_qr(Z)
+    heard = _heard(R, bank, gated)
+    peers = bank.R[heard]
+    return _Match(Q, R, R.norm(), heard, _polar(R, peers), peers)
 
 
 def _factors_by_qr(Z: Tensor) -> tuple[Tensor, Tensor]:

@@ -37,10 +37,10 @@ from polyfed.core.phase import Objective, Phase
 from polyfed.errors import ConfigError, DataError, MessageError
 from polyfed.maths.correlation import (
     Bank,
+    Begun,
     check_triangle,
     pack_triangle,
     triangular,
-    understand,
     unpack_triangle,
 )
 from polyfed.methods._self_taught import PROJECTOR, SelfTaught, round_of
@@ -101,11 +101,15 @@ class Correlated:
 
     def __call__(self, model: Model, x: Tensor, y: Tensor | None) -> Tensor:
         """The loss of a batch; labels are not looked at."""
-        seen = self.inner.see(model, x)
         if not self.lam:
+            seen = self.inner.see(model, x)
             self._add(triangular(seen.first.detach(), per_sample=self.per_sample))
             return seen.loss
-        understood = understand(seen.first, self.bank, per_sample=self.per_sample)
+        begun = list[Begun]()
+        seen = self.inner.see(
+            model, x, lambda Z: begun.append(Begun(Z, self.bank, per_sample=self.per_sample))
+        )
+        understood = begun[0].end()
         self._add(understood.R)
         self.heard = self.heard + understood.heard.sum()
         return seen.loss + self.lam * understood.loss

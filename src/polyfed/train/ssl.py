@@ -38,7 +38,12 @@ from polyfed.errors import DataError, ModelError
 from polyfed.maths.correlation import triangular
 
 Views = Callable[[Tensor], Tensor]
+Early = Callable[[Tensor], None]
 _COLLAPSED = 0.2  # of the standard deviation that features spread in all directions have
+
+
+def _nothing(projections: Tensor) -> None:
+    """Nobody wants them early."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +66,14 @@ class SelfSupervised(ABC):
     views: Views
 
     @abstractmethod
-    def see(self, model: Model, x: Tensor) -> Seen:
-        """Loss and projections, for objectives that add a term of their own."""
+    def see(self, model: Model, x: Tensor, early: Early = _nothing) -> Seen:
+        """Loss and projections, for objectives that add a term of their own.
+
+        Args:
+            model: the network.
+            x: the batch.
+            early: is given the projections of the first view, before all else is computed.
+        """
 
     def __call__(self, model: Model, x: Tensor, y: Tensor | None) -> Tensor:
         """The loss; labels are not looked at."""
@@ -86,11 +97,13 @@ class BYOL(SelfSupervised):
     def __post_init__(self) -> None:
         check.between(self, "momentum", 0, 1)
 
-    def see(self, model: Model, x: Tensor) -> Seen:
+    def see(self, model: Model, x: Tensor, early: Early = _nothing) -> Seen:
         """Eq. (1)."""
         *online, target = _children(model, "trunk", "projector", "predictor", "target")
         a, b = self.views(x), self.views(x)
-        (za, pa), (zb, pb) = (_predicted(model, view, *online) for view in (a, b))
+        za, pa = _predicted(model, a, *online)
+        early(za)
+        zb, pb = _predicted(model, b, *online)
         with torch.no_grad():
             ta, tb = (model.compute(target, view) for view in (a, b))
         loss = 4 - 2 * _cosine(pa, tb) - 2 * _cosine(pb, ta)
@@ -107,11 +120,13 @@ class BYOL(SelfSupervised):
 class SimSiam(SelfSupervised):
     """Predict the other view's projection."""
 
-    def see(self, model: Model, x: Tensor) -> Seen:
+    def see(self, model: Model, x: Tensor, early: Early = _nothing) -> Seen:
         """Eq. (3)."""
         online = _children(model, "trunk", "projector", "predictor")
-        views = self.views(x), self.views(x)
-        (za, pa), (zb, pb) = (_predicted(model, view, *online) for view in views)
+        a, b = self.views(x), self.views(x)
+        za, pa = _predicted(model, a, *online)
+        early(za)
+        zb, pb = _predicted(model, b, *online)
         there, back = _cosine(pa, zb.detach()), _cosine(pb, za.detach())
         return Seen(-(there + back) / 2, za, zb)
 
@@ -129,11 +144,13 @@ class SimCLR(SelfSupervised):
     def __post_init__(self) -> None:
         check.positive(self, "temperature")
 
-    def see(self, model: Model, x: Tensor) -> Seen:
+    def see(self, model: Model, x: Tensor, early: Early = _nothing) -> Seen:
         """Eq. (4)."""
         trunk, projector = _children(model, "trunk", "projector")
-        views = self.views(x), self.views(x)
-        za, zb = (model.compute(lambda v: projector(trunk(v)), view) for view in views)
+        a, b = self.views(x), self.views(x)
+        za = model.compute(lambda v: projector(trunk(v)), a)
+        early(za)
+        zb = model.compute(lambda v: projector(trunk(v)), b)
         return Seen(nt_xent(za, zb, self.temperature), za, zb)
 
 
