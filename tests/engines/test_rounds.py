@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -17,6 +18,7 @@ from polyfed.core.method import Method
 from polyfed.core.node import Name, Node
 from polyfed.core.phase import Phase
 from polyfed.core.topology import Meeting, Seen, Tick, Topology
+from polyfed.engines import local
 from polyfed.engines.compare import Comparison
 from polyfed.engines.local import LocalEngine, Settings, drive
 from polyfed.engines.progress import Progress, shares
@@ -251,6 +253,24 @@ def test_checkpoints_at_an_interval(tmp_path: Path) -> None:
     assert not (tmp_path / "none" / "checkpoints").exists()
     with pytest.raises(pf.errors.ConfigError, match="checkpoint_every must be >= 0"):
         pf.run(method, tiny(), checkpoint_every=-1)
+
+
+def test_checkpoints_at_an_interval_of_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+
+    class TenSeconds(Progress):
+        def round_done(self, tick: int, accuracies: Any) -> None:
+            clock[0] += 10
+
+    monkeypatch.setattr(local, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    method, nodes = pf.FedAvg(rounds=5, batch=8), tiny()
+    pf.run(method, nodes, folder=tmp_path, checkpoint_seconds=20, progress=TenSeconds())
+    names = sorted(p.stem for p in (tmp_path / "checkpoints").iterdir())
+    assert names == ["000002", "000004"]
+    with pytest.raises(pf.errors.ConfigError, match="checkpoint_seconds must be >= 0"):
+        pf.run(method, nodes, checkpoint_seconds=-1)
 
 
 def test_nodes_made_for_the_run_are_not_copied() -> None:

@@ -137,7 +137,7 @@ def test_runs_of_like_numbers_are_in_step_and_the_longest_come_first(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("count", "device", "every"), [(1, "cpu", 1), (1, "cuda:0", 25), (2, "cuda", 0)]
+    ("count", "device", "apart"), [(1, "cpu", 0.0), (1, "cuda:0", 60.0), (2, "cuda", 60.0)]
 )
 def test_how_often_a_run_is_kept(
     tmp_path: Path,
@@ -145,21 +145,21 @@ def test_how_often_a_run_is_kept(
     monkeypatch: pytest.MonkeyPatch,
     count: int,
     device: str,
-    every: int,
+    apart: float,
 ) -> None:
-    """Seldom on a GPU, where rounds are short; never in a group, which goes on in step."""
+    """Seldom on a GPU, where rounds are short, and hundreds of runs may be in step."""
     settings: dict[str, Any] = {"device": device, "precision": "float32"}
     jobs = runner._jobs(Batch(table.cells[:1], [0, 1]), tmp_path, None, settings)[:count]
-    seen: list[int] = []
+    seen: list[float] = []
 
-    def noted(*_: Any, checkpoint_every: int, **__: Any) -> Any:
-        seen.append(checkpoint_every)
+    def noted(*_: Any, checkpoint_seconds: float, **__: Any) -> Any:
+        seen.append(checkpoint_seconds)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runner, "begin", noted)
     with pytest.raises(KeyboardInterrupt):
         runner._run_group(jobs, None, settings)
-    assert seen == [every]
+    assert seen == [apart]
 
 
 def test_a_key_is_of_all_that_matters_and_of_nothing_else(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ class Settings:
         precision: what networks compute in; bfloat16 is for GPUs (parameters stay float32).
         fail: what breaks and when, such as "cut 0-1 @3; kill M2 @5; heal @8" (`core/faults.py`).
         checkpoint_every: rounds between checkpoints in the run folder; 0 writes none.
+        checkpoint_seconds: time between checkpoints, at least: of short rounds some are left out.
     """
 
     seed: int = 0
@@ -67,11 +68,13 @@ class Settings:
     precision: Precision = "float32"
     fail: str | None = None
     checkpoint_every: int = 1
+    checkpoint_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         if self.evaluate_every < 1:
             raise ConfigError(f"evaluate_every must be >= 1, got {self.evaluate_every}.")
         check.at_least(self, "checkpoint_every", 0)
+        check.at_least(self, "checkpoint_seconds", 0)
         check.one_of(self, "stack", ("auto", "always", "never"))
         check.one_of(self, "precision", ("float32", "bfloat16"))
 
@@ -126,6 +129,7 @@ class LocalEngine:
         self.places |= {n.name: n.working_copy(seed, device, moved) for n in hubs}
         self._set_precision([*self.nodes.values(), *self.places.values()])
         self._tick, self._spent, self._resumed = 0, 0.0, time.perf_counter()
+        self._kept = self._resumed  # when there was a checkpoint
         self._visits: Counter[tuple[str, Name]] = Counter()
 
     def run(self, point: Checkpoint | None = None) -> dict[Name, float]:
@@ -135,7 +139,7 @@ class LocalEngine:
     def steps(self, point: Checkpoint | None = None) -> Steps[dict[Name, float]]:
         """The run as a generator: yields jobs or exams, takes what they came to."""
         rounds = self.method.rounds
-        self._resumed = time.perf_counter()
+        self._resumed = self._kept = time.perf_counter()
         self.progress.begin(f"{self.method.name} seed {self.settings.seed}", rounds)
         if point is None:
             yield from self._begin(rounds)
@@ -322,9 +326,10 @@ class LocalEngine:
         seconds = round(self._spent + now - self._resumed, 4)
         self._spent, self._resumed = 0.0, now
         self.recorder.metrics.append({"tick": self._tick, "seconds": seconds})
-        every = self.settings.checkpoint_every
-        if every and self._tick % every == 0:
+        every, seconds = self.settings.checkpoint_every, self.settings.checkpoint_seconds
+        if every and self._tick % every == 0 and now >= self._kept + seconds:
             self.recorder.checkpoint(self._tick, [*self.nodes.values(), *self.places.values()])
+            self._kept = now
         self.progress.round_done(self._tick, accuracies)
         return accuracies
 

@@ -105,6 +105,7 @@ def run(
     precision: Precision = "float32",
     fail: str | None = None,
     checkpoint_every: int = 1,
+    checkpoint_seconds: float = 0.0,
     folder: str | Path | None = None,
     progress: bool | Progress | None = None,
 ) -> Run:
@@ -126,6 +127,7 @@ def run(
             everything outside the networks stay float32).
         fail: what breaks and when: "cut 0-1 @3; kill M2 @5; heal @8".
         checkpoint_every: rounds between checkpoints in the folder; 0 writes none.
+        checkpoint_seconds: time between checkpoints, at least.
         folder: where to write the run; None keeps it in memory.
         progress: True, False, None for terminals only, or how to show it.
     """
@@ -138,6 +140,7 @@ def run(
         precision=precision,
         fail=fail,
         checkpoint_every=checkpoint_every,
+        checkpoint_seconds=checkpoint_seconds,
     )
     engine = _begin(method, task, nodes, topology, settings, folder, suited(progress), {})
     return finish_together([(engine, None)])[0]

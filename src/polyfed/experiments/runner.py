@@ -38,7 +38,7 @@ from polyfed.train.alike import moves_batchnorm
 
 COMMIT_VARIABLE = "POLYFED_COMMIT"  # names the commit where there is a copy without its history
 _IN_STEP = 48  # runs in step on a GPU: more fill its memory and not its time
-_SELDOM = 25  # rounds between the checkpoints of a run on a GPU, where rounds are short
+_SELDOM = 60.0  # seconds between the checkpoints of a run on a GPU, where rounds are short
 AFTER = "after.json"  # in a run folder: figures of its trained nodes
 ORIGIN = "origin.json"  # in a run folder: by which commit and on which device it was run
 
@@ -191,7 +191,7 @@ def _run_group(
     place: str = "",
     share: float = 1.0,
 ) -> None:
-    often = 0 if len(jobs) > 1 else 1 if settings["device"] == "cpu" else _SELDOM
+    apart = 0.0 if settings["device"] == "cpu" else _SELDOM
     federations: dict[tuple[int, str], Sequence[Node]] = {}
     moved: dict[int, Any] = {}
     begun = []
@@ -208,7 +208,7 @@ def _run_group(
                 folder=job.folder,
                 progress=shown,
                 moved=moved,
-                checkpoint_every=often,
+                checkpoint_seconds=apart,
                 evaluate_every=job.evaluate_every,
                 **settings,
             )

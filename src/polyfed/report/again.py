@@ -18,7 +18,11 @@ from polyfed.tasks import Task
 
 OWN_NODES = "It was run on nodes of your own: only the program that made them can make them again."
 _SHORT = {"num_nodes": "nodes"}  # as on the command line
-_PYTHON_ONLY = ("absent", "checkpoint_every")  # settings that `run` takes and a line does not
+_PYTHON_ONLY = (
+    "absent",
+    "checkpoint_every",
+    "checkpoint_seconds",
+)  # settings that `run` takes and a line does not
 
 
 @dataclass(frozen=True)
