@@ -224,10 +224,19 @@ def test_checkpoints_of_finished_runs_are_dropped(whole: Path) -> None:
     assert list((whole / "runs").glob("*/*/checkpoints")) == []
 
 
+@pytest.mark.parametrize("in_step", [False, True], ids=["alone", "in step"])
 def test_an_interrupted_experiment_goes_on(
-    tmp_path: Path, table: Experiment, whole: Path, begun: list[tuple[str, int]]
+    tmp_path: Path,
+    table: Experiment,
+    whole: Path,
+    begun: list[tuple[str, int]],
+    monkeypatch: pytest.MonkeyPatch,
+    in_step: bool,
 ) -> None:
+    """In step, some runs have come further than others."""
     save, saved = checkpoint.save, 0
+    if in_step:
+        monkeypatch.setattr(runner, "_groups", lambda jobs, **_: [list(jobs)])
 
     def dies(folder: Path, *args: Any) -> None:
         nonlocal saved
@@ -241,10 +250,13 @@ def test_an_interrupted_experiment_goes_on(
         with pytest.raises(KeyboardInterrupt):
             reproduce(table, out=tmp_path)
     assert not (tmp_path / "tiny-table").exists()
-    assert len(list(tmp_path.glob("runs/*/*/result.json"))) == 1
+    assert len(list(tmp_path.glob("runs/*/*/result.json"))) == (0 if in_step else 1)
+    kept = [len(list(p.iterdir())) for p in tmp_path.glob("runs/*/*/checkpoints")]
+    assert sorted(kept) == ([1, 1, 1, 2] if in_step else [2])
     begun.clear()
     reproduce(table, out=tmp_path)
-    assert begun == [("local", 1), ("fedavg-trunk", 0), ("fedavg-trunk", 1)]
+    every = [(method, seed) for method in ("local", "fedavg-trunk") for seed in (0, 1)]
+    assert begun == (every if in_step else every[1:])
     assert figures(read(tmp_path)) == figures(read(whole))
 
 
