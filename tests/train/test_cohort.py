@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.data import Data
+from polyfed.core.data import Data, Split
 from polyfed.core.model import Model
 from polyfed.core.node import Node
 from polyfed.core.phase import (
@@ -33,7 +33,7 @@ from polyfed.train.evaluate import accuracy
 from polyfed.train.loop import Fitted, fit
 from polyfed.train.stepper import CannotStackError
 from polyfed.train.together import Exam, StackWarning, Trainer, measure, remembered
-from polyfed.train.track import Job, Track
+from polyfed.train.track import Job, Pool, Track
 
 SIZES = ([24] * 4, [24, 17, 9, 30], [5, 40], [1, 8, 8])
 SETTINGS = {
@@ -496,7 +496,12 @@ def test_a_share_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: properties.total_memory // 20)
     jobs = [Job(n, phase(), ("x",)) for n in nodes([9, 9])]
     assert [Trainer(share=s)._most_rows(jobs) for s in (1.0, 0.25)] == [100, 25]
-    assert [cohort._is_full(torch.device("cuda"), s) for s in (1.0, 0.25)] == [False, True]
+    there = torch.device("cuda")
+    kept: Any = dict.fromkeys(range(6))
+    assert [cohort._is_full(kept, there, s) for s in (1.0, 0.25)] == [False, True]
+    assert not cohort._is_full(kept, there, 0.25, 1)
+    del kept[0]
+    assert not cohort._is_full(kept, there, 0.25)
 
 
 def test_auto_measures_once_and_remembers(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
@@ -626,6 +631,74 @@ def test_one_node_that_cannot_be_stacked_is_not_tried_again(
         trainer.train([Job(there, LONG, ())])
     trainer.train([Job(there, LONG, ())])
     assert tried == [1]
+
+
+def shifted(nodes: list[Node], extra: int) -> list[Node]:
+    """The same nodes with fewer samples each, for other data in the same memory."""
+    return [
+        replace(n, data=Data(**{k: Split(s.x[extra:] + 1, s.y[extra:]) for k, s in n.data.items()}))
+        for n in nodes
+    ]
+
+
+@pytest.mark.parametrize("keep", [None, "here"])
+@pytest.mark.parametrize("settings", ["sgd", "adam"])
+def test_a_stack_is_lent_to_other_nodes(
+    settings: str, keep: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As LI's runs in step need it, whose trunks are at other nodes in every phase."""
+    made: list[str] = []
+    for kind in (cohort.Cohort, stepper.Stepper):
+        begin = kind.__init__
+
+        def noted(self: Any, *args: Any, begin: Any = begin, **named: Any) -> None:
+            made.append(type(self).__name__)
+            begin(self, *args, **named)
+
+        monkeypatch.setattr(kind, "__init__", noted)
+    each = phase(keep=keep, optimiser=SETTINGS[settings], parts=("top",), epochs=None, steps=7)
+    sizes = [24, 17, 9], [20, 17, 12], [24, 19, 10]
+    there = [[node(i, n, seed=k) for i, n in enumerate(own)] for k, own in enumerate(sizes)]
+    there[2] = shifted(there[2], 2)
+    alone = [[replace(n, model=n.model.copy(), memory=dict(n.memory)) for n in g] for g in there]
+    kept: cohort.Kept = {}
+    for visit in range(3):
+        for ours, theirs in zip(there, alone, strict=True):
+            fitted = fit_cohort([Job(n, each, ("v", visit)) for n in ours], kept=kept, kind="net")
+            for n, own, done in zip(ours, theirs, fitted, strict=True):
+                wanted = fit(own, each, "v", visit)
+                assert done.loss == pytest.approx(wanted.loss, rel=1e-5)
+                for a, b in zip(n.model.state().values(), own.model.state().values(), strict=True):
+                    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    assert len(kept) == 1
+    assert made == ["Cohort", "Stepper"]
+    fit_cohort([Job(n, each, ("v", 9)) for n in there[0]], kept=kept, kind="another")
+    fit_cohort([Job(n, each, ("v", 9)) for n in there[1]], kept=kept)
+    assert made == ["Cohort", "Stepper"] * 3
+
+
+def test_data_in_a_pool_is_replaced_where_it_fits() -> None:
+    x, y = torch.randn(6, 2), torch.arange(6)
+    pool = Pool([Split(x[:4], y[:4]), Split(x[4:], y[4:])])
+    where = pool.x.data_ptr(), pool.x.shape
+    one = Split(x[:3] + 1, y[:3] + 6)
+    assert pool.refill([one, one])
+    assert (pool.x.data_ptr(), pool.x.shape, pool.lengths) == (*where, [3, 3])
+    got, labels = pool.take(torch.tensor([[0, 2], [1, 1]]))
+    assert torch.equal(got, one.x[torch.tensor([[0, 2], [1, 1]])])
+    assert labels is not None
+    assert labels.tolist() == [[6, 8], [7, 7]]
+    assert pool.refill([Split(one.x, y[:3]), Split(one.x, y[3:])])
+    assert pool.take(torch.tensor([[0], [0]]))[1].tolist() == [[0], [3]]  # type: ignore[union-attr]
+    for wrong in (Split(torch.randn(7, 2), torch.arange(7)), Split(x[:3].double(), y[:3])):
+        assert not pool.refill([wrong, wrong])
+    assert not pool.refill([Split(x[:3]), Split(x[:3])])
+    shared = Pool([Split(x, y)] * 2)
+    assert shared.x is x  # nobody's data is overwritten
+    assert not shared.refill([one, one])
+    own = Pool([Split(x, y)] * 2, own=True)
+    assert own.refill([one, one])
+    assert not torch.equal(own.x[:3], x[:3])
 
 
 def test_a_stack_kept_for_later_finds_parameters_that_have_moved() -> None:

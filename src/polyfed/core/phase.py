@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -117,13 +117,15 @@ class MatchOutput(PerSample):
 class Optimiser:
     """Which optimiser, with which settings."""
 
-    name: OptimiserName = "adam"
+    NAMES: ClassVar[tuple[str, ...]] = ("sgd", "adam", "adamw")
+
+    name: OptimiserName | Literal["boxed-sgd"] = "adam"
     lr: float = 1e-3
     momentum: float = 0.0
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        check.one_of(self, "name", ("sgd", "adam", "adamw"))
+        check.one_of(self, "name", self.NAMES)
         check.positive(self, "lr")
         check.between(self, "momentum", 0, 1)
         check.at_least(self, "weight_decay", 0)
@@ -141,7 +143,7 @@ class Optimiser:
             parameters: what it moves.
             capturable: whether its steps go into a CUDA graph.
         """
-        fused = all(p.device.type in ("cpu", "cuda") for p in parameters) or None
+        fused = _has_fused(parameters)
         if self.name == "sgd":
             return torch.optim.SGD(
                 parameters,
@@ -158,6 +160,36 @@ class Optimiser:
             fused=fused,
             capturable=capturable,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Boxed(Optimiser):
+    """Plain SGD on weights that stay within [0, 1]: what leaves is put back to the edge."""
+
+    NAMES: ClassVar[tuple[str, ...]] = ("boxed-sgd",)
+
+    name: OptimiserName | Literal["boxed-sgd"] = "boxed-sgd"
+
+    def build(
+        self, parameters: Sequence[Tensor], *, capturable: bool = False
+    ) -> torch.optim.Optimizer:
+        """A fresh optimiser over these parameters."""
+        decay = self.weight_decay
+        return _BoxedSGD(parameters, self.lr, weight_decay=decay, fused=_has_fused(parameters))
+
+
+class _BoxedSGD(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        for group in self.param_groups:
+            torch._foreach_clamp_min_(group["params"], 0.0)
+            torch._foreach_clamp_max_(group["params"], 1.0)
+        return loss
+
+
+def _has_fused(parameters: Sequence[Tensor]) -> bool | None:
+    return all(p.device.type in ("cpu", "cuda") for p in parameters) or None
 
 
 @dataclass(frozen=True)

@@ -18,29 +18,36 @@ shuffled, so the loss that ends the first search is that of the share's last row
 the first search ends after 100 epochs; the trunk is in eval mode while W is learnt, and its buffers
 are those of the mean; all nodes take part in every round; Adam is the default optimiser of local
 training.
+A head without buffers, last in Sequentials, is learnt as a network of W (`MixedHead`) on what the
+trunk puts out, which is computed once; any other by a rule (`Mixing`). The steps are the same.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from polyfed import check
 from polyfed.core.data import Data, Split
 from polyfed.core.message import Message
 from polyfed.core.model import Model
 from polyfed.core.node import Node
-from polyfed.core.phase import Phase, cross_entropy
+from polyfed.core.phase import Boxed, Phase, cross_entropy
 from polyfed.methods._averaging import TRUNK, Decaying, Shares
 from polyfed.train import mean_loss
 from polyfed.train.agree import parts_beside
+from polyfed.train.tail import cut
 
 _MIX, _TIMES = "mix", "times_mixed"
 _WINDOW, _SPREAD, _MOST = 10, 0.1, 100
+_BYTES = 1 << 30  # of what the trunk puts out
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +81,70 @@ class Mixing:
     def mixed(self) -> dict[str, Tensor]:
         """The head of Eq. (1)."""
         return {n: here + self.step[n] * self.weights[n] for n, here in self.here.items()}
+
+
+class MixedHead(nn.Module):
+    """The head of Eq. (1) as a network whose parameters are W.
+
+    Args:
+        head: of the same shape; it becomes a part of this.
+        names: of its parameters that are mixed.
+    """
+
+    def __init__(self, head: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self.head, self.names = head.requires_grad_(False), tuple(names)
+        for i, name in enumerate(names):
+            ones = torch.ones_like(head.get_parameter(name))
+            self.register_parameter(f"weight{i}", nn.Parameter(ones))
+            self.register_buffer(f"here{i}", torch.zeros_like(ones))
+            self.register_buffer(f"step{i}", torch.zeros_like(ones))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the mixed head makes of the trunk's output."""
+        here, step, weights = (self._own(kind) for kind in ("here", "step", "weight"))
+        mixed = {name: here[name] + step[name] * weights[name] for name in self.names}
+        out: Tensor = functional_call(self.head, mixed, (x,))
+        return out
+
+    @torch.no_grad()
+    def begin(self, rule: Mixing, head: nn.Module) -> None:
+        """Take l, g - l and W from a rule, and what is not mixed from the head."""
+        self.head.load_state_dict(head.state_dict())
+        pairs = (("here", rule.here), ("step", rule.step), ("weight", rule.weights))
+        for kind, given in pairs:
+            for name, t in self._own(kind).items():
+                t.copy_(given[name])
+
+    @torch.no_grad()
+    def end(self, rule: Mixing) -> None:
+        """Give W to the rule."""
+        for name, weight in self._own("weight").items():
+            rule.weights[name].copy_(weight)
+
+    def _own(self, kind: str) -> dict[str, Tensor]:
+        return {name: getattr(self, f"{kind}{i}") for i, name in enumerate(self.names)}
+
+
+_HEADS: WeakKeyDictionary[nn.Module, MixedHead] = WeakKeyDictionary()
+
+
+def _mixed_head(net: nn.Module, head: nn.Module, names: Sequence[str]) -> MixedHead:
+    """The same in all rounds, so that a trainer's stacks of it can be used again.
+
+    Args:
+        net: the network.
+        head: what of it is mixed.
+        names: of the head's parameters that are mixed.
+    """
+    known = _HEADS.get(net)
+    if known is None or known.names != tuple(names) or _kind(known.head) != _kind(head):
+        known = _HEADS[net] = MixedHead(copy.deepcopy(head), names)
+    return known
+
+
+def _kind(net: nn.Module) -> list[tuple[Any, ...]]:
+    return [(name, t.shape, t.dtype, t.device) for name, t in net.state_dict().items()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +195,7 @@ class FedALA(Decaying):
         rule = Mixing(here, step, weights, self.eta)
         node.model.load(rule.mixed())
         yield from self._learn(node, rule, heads)
+        node.model.load(rule.mixed())
         node.remember(_MIX, weights)
         flat = torch.cat([w.flatten() for w in weights.values()])
         node.notes["mixing_weight"] = float(flat.mean())
@@ -131,16 +203,35 @@ class FedALA(Decaying):
     def _learn(self, node: Node, rule: Mixing, heads: tuple[str, ...]) -> Iterable[Phase]:
         """Epochs of Eq. (2) on a share of the data: one, or the first time until the loss rests."""
         times = int(node.memory.get(_TIMES, 0))
-        phase = self.phase("mix", objective=rule, parts=heads, split=_MIX, epochs=1)
-        whole, sample, losses = node.data, self._sample(node, times), list[float]()
+        own, losses = (node.model, node.data), list[float]()
+        node.model, sample, way = self._way(node.model, self._sample(node, times), rule, heads)
+        phase = self.phase("mix", split=_MIX, epochs=1, **way)
         last = _rows(sample, slice(-phase.batch_size(len(sample)), None))
-        node.data = Data(may_miss_classes=True, **{**whole, _MIX: sample})
+        node.data = Data(may_miss_classes=True, **{**node.data, _MIX: sample})
         while len(losses) < (1 if times else _MOST) and not _rests(losses):
             yield phase
             losses.append(mean_loss(node.model, last, cross_entropy))
-        node.data = whole
+        if isinstance(node.model.net, MixedHead):
+            node.model.net.end(rule)
+        node.model, node.data = own
         node.memory[_TIMES] = torch.tensor(times + 1)
         node.notes["mix_epochs"] = len(losses)
+
+    def _way(
+        self, model: Model, sample: Split, rule: Mixing, heads: tuple[str, ...]
+    ) -> tuple[Model, Split, dict[str, Any]]:
+        """What to train, on which data, and how: a mixed head if there can be one, else by rule."""
+        by_rule = model, sample, {"objective": rule, "parts": heads}
+        found = cut(model, heads)
+        if found is None or any(True for _ in found.tail.net.buffers()):
+            return by_rule
+        x = found.features(sample.x, _BYTES)
+        if x is None:
+            return by_rule
+        head = _mixed_head(model.net, found.tail.net, list(rule.here))
+        head.begin(rule, found.tail.net)
+        mixed = Model(head, Model.split(head, mix=...).parts, model.precision)
+        return mixed, Split(x, sample.y), {"optimiser": Boxed(lr=self.eta)}
 
     def _sample(self, node: Node, times: int) -> Split:
         """A random contiguous share of the training data."""

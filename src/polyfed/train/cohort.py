@@ -25,18 +25,23 @@ from polyfed.random import ambient
 from polyfed.train.deferred import DeferredStepper, FusedStepper, can_defer, can_fuse
 from polyfed.train.evaluate import rows_per_batch
 from polyfed.train.loop import Fitted, training_split
-from polyfed.train.stepper import Loss, RowMajorLinear, Stepper
+from polyfed.train.stepper import Loss, StackedLayers, Stepper
 from polyfed.train.track import Job, Pool, Tensors, Track
 
 _KEPT = (1, 6)  # stacks kept for later phases, on a CPU and on a GPU; there more if they are small
 _SMALL = 1 / 8  # as long as this part of its memory is not full
 
 
-Kept = dict[Hashable, "Cohort"]
+Kept = dict[tuple[Hashable, ...], "Cohort"]
 
 
 def fit_cohort(
-    jobs: Sequence[Job], *, graph: bool = True, kept: Kept | None = None, share: float = 1.0
+    jobs: Sequence[Job],
+    *,
+    graph: bool = True,
+    kept: Kept | None = None,
+    kind: Hashable = None,
+    share: float = 1.0,
 ) -> list[Fitted]:
     """Train nodes with equal networks through equal phases, as one computation.
 
@@ -44,42 +49,52 @@ def fit_cohort(
         jobs: what `train.together` found to be alike; optimiser settings may differ.
         graph: use CUDA graphs where there is a GPU.
         kept: stacks of earlier phases, to be used again; grows.
+        kind: equal for jobs whose networks and phases are alike; then, if no more stacks can be
+            kept, one of other nodes is lent to these.
         share: of a GPU's memory, where others use it, too.
 
     Raises:
         CannotStackError: before anything has changed.
     """
-    kept, key = {} if kept is None else kept, _stack_key(jobs)
-    first, cohort = jobs[0], kept.pop(key, None)
+    kept, key = {} if kept is None else kept, _stack_key(jobs, kind)
+    first = jobs[0]
     device = training_split(first.node, first.phase).x.device
+    cohort = kept.pop(key, None)
+    if cohort is None and kind is not None and _is_full(kept, device, share):
+        other = next((k for k in kept if k[1:] == key[1:]), None)
+        cohort = None if other is None else kept.pop(other).lend(jobs)
+    template = first.node.model if cohort is None else cohort.loss.model
     path = ("cohort", *(job.node.name for job in jobs), "noise", *first.path)
     noise = ambient(first.node.seed, *path, device=device)
-    with noise, first.node.model.moving(*first.phase.parts) as parameters:
+    with noise, template.moving(*first.phase.parts) as parameters:
         if cohort is None:
             cohort = Cohort(jobs, parameters, graph=graph and device.type == "cuda")
         cohort.begin(jobs)
         fitted = cohort.run()
     if cohort.is_whole:
         kept[key] = cohort
-        for old in list(kept)[: -_KEPT[device.type == "cuda"]]:
-            if _is_full(device, share):
-                del kept[old]
+        while _is_full(kept, device, share, 1):
+            del kept[next(iter(kept))]
     return fitted
 
 
-def _is_full(device: torch.device, share: float) -> bool:
-    """Whether no more stacks should be kept than a few."""
+def _is_full(kept: Kept, device: torch.device, share: float, beyond: int = 0) -> bool:
+    """Whether there are as many stacks as should be kept, or so many beyond."""
+    if len(kept) < _KEPT[device.type == "cuda"] + beyond:
+        return False
     if device.type != "cuda":
         return True
     total = torch.cuda.get_device_properties(device).total_memory
     return torch.cuda.memory_allocated(device) > total * share * _SMALL
 
 
-def _stack_key(jobs: Sequence[Job]) -> Hashable:
-    """Equal for jobs that can use the same stack again."""
+def _stack_key(jobs: Sequence[Job], kind: Hashable) -> tuple[Hashable, ...]:
+    """Equal for jobs that can use the same stack again; but for the first, for jobs like them."""
     phase = jobs[0].phase
-    rows = tuple((id(j.node.model.net), j.phase.optimiser, j.phase.batch) for j in jobs)
-    return rows, phase.objective, phase.parts, phase.split, phase.target, phase.keep
+    nodes: Hashable = tuple(id(j.node.model.net) for j in jobs)
+    rows = tuple((j.phase.optimiser, j.phase.batch) for j in jobs)
+    alike: Hashable = phase.objective, phase.parts, phase.split, phase.target, phase.keep
+    return nodes, kind, rows, alike
 
 
 def score_cohort(nodes: Sequence[Node], split: str) -> list[float]:
@@ -90,7 +105,7 @@ def score_cohort(nodes: Sequence[Node], split: str) -> list[float]:
     right = torch.zeros(len(nodes), device=pool.x.device)
 
     def forward(own: Tensors, x: Tensor) -> Tensor:
-        with RowMajorLinear():
+        with StackedLayers():
             return model.compute(lambda x: functional_call(net, own, (x,)), x)
 
     with evaluating(net):
@@ -121,10 +136,19 @@ class Cohort:
         self.moving = {name: stacked.pop(name).requires_grad_() for name in self.names}
         self.resting = stacked
         self.settings = [job.phase.optimiser for job in jobs]
-        self.has_stepped, self.is_whole = False, True
+        self.has_stepped, self.is_whole, self.is_lent = False, True, False
         self.everyone: list[Track] = []
         self.stepper: Stepper | None = None
         self.optimisers: _Optimisers | None = None
+
+    def lend(self, jobs: Sequence[Job]) -> Cohort:
+        """Serve other nodes with networks like these."""
+        owned = [_tensors(job.node) for job in jobs]
+        self.pairs = {
+            name: (rows, [own[name] for own in owned]) for name, (rows, _) in self.pairs.items()
+        }
+        self.is_lent = True
+        return self
 
     def begin(self, jobs: Sequence[Job]) -> None:
         """A new phase of the same nodes: their tensors and tracks, optimisers new or kept."""

@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 
 from polyfed.core.phase import CrossEntropy, SquaredError
 from polyfed.errors import first_line
-from polyfed.train.stepper import RowMajorLinear, Stepper
+from polyfed.train.stepper import StackedLayers, Stepper
 from polyfed.train.track import Tensors
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class DeferredStepper(Stepper):
 
         def one(own: Tensors, z: Tensor, y: Tensor) -> Tensor:
             named = {f"net.{name}": t for name, t in own.items()}
-            with RowMajorLinear(), _Given(own[weight], z):
+            with StackedLayers(), _Given(own[weight], z):
                 found: Tensor = functional_call(loss, named, (blank, y, None))
             return found
 

@@ -16,6 +16,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from polyfed.train import columns
 from polyfed.train.track import Job, Losses, Pool, Tensors, Track
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Stepper:
 
     def __init__(self, cohort: Cohort) -> None:
         self.cohort, self.tracks = cohort, cohort.rows
-        self.pool = Pool([track.split for track in self.tracks])
+        self.pool = Pool([track.split for track in self.tracks], own=cohort.is_lent)
         self.width = max(track.course.widest for track in self.tracks)
         rows, device = len(self.tracks), self.pool.x.device
         longest = max(track.steps_left for track in self.tracks)
@@ -182,7 +183,7 @@ class Loss(nn.Module):
 
         def one(own: Tensors, x: Tensor, y: Tensor | None, weight: Tensor | None) -> Tensor:
             named = {f"net.{name}": t for name, t in own.items()}
-            with RowMajorLinear():
+            with StackedLayers():
                 loss: Tensor = functional_call(self, named, (x, y, weight))
             return loss
 
@@ -191,22 +192,28 @@ class Loss(nn.Module):
         return losses
 
 
-class RowMajorLinear(TorchFunctionMode):
-    """Linear layers as (W x')': then the gradient of W comes in W's own layout, without a copy.
+class StackedLayers(TorchFunctionMode):
+    """Layers in the form that suits a stack.
 
-    It also does autocast's work for the layers that vmap takes apart before autocast sees them.
+    Linear layers as (W x')': then the gradient of W comes in W's own layout, without a copy; small
+    convolutions by `columns`. It also does autocast's work for the layers that vmap takes apart
+    before autocast sees them.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Replace the linear layers of vectors; leave all else."""
-        if func in _HIDDEN and torch.is_autocast_enabled(args[0].device.type):
+        """Replace linear layers of vectors and small convolutions; leave all else."""
+        kwargs = kwargs or {}
+        if func in _HIDDEN and args and torch.is_autocast_enabled(args[0].device.type):
             args = [a.bfloat16() if isinstance(a, Tensor) else a for a in args]
+        if func is functional.conv2d and args and columns.by_columns(*args, **kwargs):
+            return columns.conv2d(*args, **kwargs)
         if func is functional.linear and not kwargs and args[0].dim() == 2:
             x, weight, *bias = args
-            if bias and bias[0] is not None:
-                return torch.addmm(bias[0][:, None], weight, x.mT).mT
-            return (weight @ x.mT).mT
-        return func(*args, **(kwargs or {}))
+            product = weight @ x.mT
+            if bias and bias[0] is not None:  # vmap makes more of addmm: it takes the bias times 1
+                product = product + bias[0][:, None]
+            return product.mT
+        return func(*args, **kwargs)
 
 
 def _on_host(target: Tensor) -> Tensor:

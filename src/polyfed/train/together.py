@@ -13,6 +13,7 @@ import json
 import os
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,10 +27,12 @@ from polyfed.core.node import Node
 from polyfed.errors import first_line
 from polyfed.train.alike import exam_key, job_key, moves_batchnorm, structure, why_alone
 from polyfed.train.cohort import Kept, fit_cohort, score_cohort
+from polyfed.train.columns import Columns
 from polyfed.train.evaluate import accuracy
 from polyfed.train.lanes import Lanes, can_take, lane_key
 from polyfed.train.loop import Fitted, fit, training_split
 from polyfed.train.stepper import CannotStackError
+from polyfed.train.tail import Tails
 from polyfed.train.track import Job
 
 Stack = Literal["auto", "always", "never"]
@@ -37,6 +40,7 @@ T = TypeVar("T")
 
 _CPU_BYTES = 1 << 30  # of one stack; on a GPU a quarter of its memory
 _LANES = 5  # networks side by side; see `lanes`
+_FEWEST = 2  # networks with convolutions that are stacked; fewer get lanes
 _LANES_KEPT = 4  # sets of them, for later phases
 _MEASURED_ROWS = 64
 _WORTH_MEASURING = 50  # steps of a node
@@ -77,14 +81,22 @@ class Trainer:
         self._numbers: dict[Hashable, int] = {}
         self._batchnorm: dict[Hashable, bool] = {}
         self._convolutional: dict[int, bool] = {}
+        self._columns = Columns()
         self._kept: Kept = {}
         self._pays: dict[Hashable, bool] = {}
         self._stacked: set[Hashable] = set()  # networks that were trained in a stack
         self._lanes: dict[Hashable, Lanes] = {}
+        self._tails = Tails()
 
     def train(self, jobs: Sequence[Job]) -> list[Done]:
-        """Train every job."""
-        return _by_groups(jobs, self._job_groups(jobs), self._train_group)
+        """Train every job; where only the last parts move, on what the others put out."""
+        taken = self._on_tails(jobs)
+        jobs = [job for job, _ in taken]
+        done = _by_groups(jobs, self._job_groups(jobs), self._train_group)
+        return [
+            replace(each, seconds=each.seconds + seconds)
+            for each, (_, seconds) in zip(done, taken, strict=True)
+        ]
 
     def examine(self, exams: Sequence[Exam]) -> list[Done]:
         """Judge every node."""
@@ -92,17 +104,29 @@ class Trainer:
 
     # ---- jobs
 
+    def _on_tails(self, jobs: Sequence[Job]) -> list[tuple[Job, float]]:
+        """The jobs, on tails where that pays, and the seconds it took to put them there."""
+        if self.stack == "never" or not jobs:
+            return [(job, 0.0) for job in jobs]
+        device = _split(jobs[0]).x.device
+        wherever = self.stack == "always" or device.type == "cuda"
+        least = 1 if wherever else _WORTH_MEASURING
+        return self._tails.take(jobs, least=least, most=self._budget(device))
+
     def _job_groups(self, jobs: Sequence[Job]) -> Iterator[list[int]]:
         if self.stack == "never" or len(jobs) == 1:
             yield from ([i] for i in range(len(jobs)))
             return
         groups: dict[tuple[Hashable, ...], list[int]] = {}
+        lanes = [self._lane(job) for job in jobs]
+        few = [lane and self._has_few_columns(job) for job, lane in zip(jobs, lanes, strict=True)]
+        alike = Counter(self._key(job) for job, has in zip(jobs, few, strict=True) if has)
         for i, job in enumerate(jobs):
-            lane = self._lane(job)
+            lane = () if few[i] and alike[self._key(job)] >= _FEWEST else lanes[i]
             why = "" if lane else why_alone(job) or self._keeps_statistics(job)
             if why:
                 self._say(job, why)
-            key = ("alone", i) if why else lane or job_key(job, self._structure(job.node))
+            key = ("alone", i) if why else lane or self._key(job)
             groups.setdefault(key, []).append(i)
         for key, members in groups.items():
             if key[0] == "lane":
@@ -115,34 +139,56 @@ class Trainer:
                 yield from ([i] for i in members)
 
     def _train_group(self, jobs: Sequence[Job]) -> list[Fitted]:
-        lane = self._lane(jobs[0])
-        if lane:
+        lane = self._lane(jobs[0], is_alone=len(jobs) == 1)
+        if lane and not self._is_stack(jobs):
             return self._train_lanes(jobs, lane)
         jobs[0].shown()
         if len(jobs) > 1 or self._is_graphed(jobs[0]):
             try:
-                fitted = fit_cohort(jobs, graph=self.graph, kept=self._kept, share=self.share)
-                self._stacked.add(self._structure(jobs[0].node))
+                kind = lane_key(jobs[0], self._structure(jobs[0].node))
+                fitted = fit_cohort(
+                    jobs, graph=self.graph, kept=self._kept, kind=kind, share=self.share
+                )
+                if not lane:  # else large batches, one network after the other, are faster
+                    self._stacked.add(self._structure(jobs[0].node))
                 return fitted
             except CannotStackError as error:
                 self._say(jobs[0], f"it cannot be stacked ({first_line(error)})")
                 alone = self._key_of_one(jobs[0])
-                key = job_key(jobs[0], self._structure(jobs[0].node)) if len(jobs) > 1 else alone
-                self._pays[key] = False
+                self._pays[self._key(jobs[0]) if len(jobs) > 1 else alone] = False
+                if lane:
+                    return [self._train_group([job])[0] for job in jobs]
         done = []
         for job in jobs:
             job.shown()
             done.append(fit(job.node, job.phase, *job.path))
         return done
 
-    def _lane(self, job: Job) -> tuple[Hashable, ...]:
-        """On a GPU: which lanes a network with BatchNorm or convolutions takes, if any."""
+    def _lane(self, job: Job, *, is_alone: bool = False) -> tuple[Hashable, ...]:
+        """On a GPU: which lanes a network with BatchNorm or convolutions takes, if any.
+
+        So does a tail that is alone: a stack of one would capture a graph for every phase's data.
+        """
         if self.stack == "never" or not self.graph or not _on_gpu(job):
             return ()
-        if not (self._keeps_statistics(job) or self._convolves(job)) or not can_take(job):
+        is_tail = is_alone and self._tails.made(job.node.model)
+        if not (is_tail or self._keeps_statistics(job) or self._convolves(job)):
+            return ()
+        if not can_take(job):
             return ()
         key = "lane", lane_key(job, self._structure(job.node))
         return key if self._pays.get(key, True) else ()
+
+    def _has_few_columns(self, job: Job) -> bool:
+        """Whether a network that would get a lane is better off in a stack; see `columns`."""
+        if not self._lane(job) or why_alone(job) or not self._pays.get(self._key(job), True):
+            return False
+        return self._columns.are_few(job, self._structure(job.node))
+
+    def _is_stack(self, jobs: Sequence[Job]) -> bool:
+        """Whether networks that would get lanes are one stack."""
+        keys = {self._key(job) for job in jobs} if self._has_few_columns(jobs[0]) else set()
+        return len(jobs) >= _FEWEST and len(keys) == 1
 
     def _train_lanes(self, jobs: Sequence[Job], lane: tuple[Hashable, ...]) -> list[Fitted]:
         count = min(_LANES, len(jobs), self._most_rows(jobs))
@@ -159,7 +205,7 @@ class Trainer:
 
     def _is_better(self, jobs: Sequence[Job], key: tuple[Hashable, ...]) -> bool:
         """Whether the stack is the faster way."""
-        if self.stack == "always":
+        if self.stack == "always" or self._has_few_columns(jobs[0]):
             return self._pays.get(key, True)
         if key not in self._pays:
             device = training_split(jobs[0].node, jobs[0].phase).x.device
@@ -184,6 +230,9 @@ class Trainer:
             text = _text((structure(job.node.model.net), *key[1:]), 1, device)
             self._pays[key] = remembered(text, lambda: measure([job]))
         return self._pays[key]
+
+    def _key(self, job: Job) -> tuple[Hashable, ...]:
+        return job_key(job, self._structure(job.node))
 
     def _key_of_one(self, job: Job) -> tuple[Hashable, ...]:
         """What the speed of one node's steps depends on."""
@@ -213,15 +262,20 @@ class Trainer:
         ]
 
     def _most_rows(self, work: Sequence[Job] | Sequence[Exam]) -> int:
-        """Rows that fit in memory: parameters, gradients, two moments, and the data."""
+        """Rows that fit in memory: parameters, gradients, two moments, the data, and columns."""
         inputs = {id(x): x for x in (_split(each).x for each in work)}  # of which rows share some
         x = _split(work[0]).x
         own = 4 * sum(t.numel() * t.element_size() for t in work[0].node.model.net.parameters())
         own += sum(t.numel() * t.element_size() for t in inputs.values()) // len(work)
-        budget: float = _CPU_BYTES
-        if x.device.type == "cuda":
-            budget = torch.cuda.get_device_properties(x.device).total_memory * self.share / 4
-        return max(2, int(budget // max(1, own)))
+        if isinstance(work[0], Job) and self._has_few_columns(work[0]):
+            own += 2 * self._columns.bytes_of(work[0], self._structure(work[0].node))
+        return max(2, int(self._budget(x.device) // max(1, own)))
+
+    def _budget(self, device: torch.device) -> float:
+        """Bytes of one stack, or of what the fronts of networks put out."""
+        if device.type != "cuda":
+            return _CPU_BYTES
+        return torch.cuda.get_device_properties(device).total_memory * self.share / 4
 
     def _structure(self, node: Node) -> int:
         """A number that equal networks share."""

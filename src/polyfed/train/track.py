@@ -159,40 +159,38 @@ class Losses:
 
 
 class Pool:
-    """The data of all rows: what rows share is kept once."""
+    """The data of all rows: what rows share is kept once.
 
-    def __init__(self, splits: Sequence[Split]) -> None:
-        self._splits = splits
+    Args:
+        splits: of every row.
+        own: keep a copy even of what all rows share, so that it can be refilled.
+    """
+
+    def __init__(self, splits: Sequence[Split], *, own: bool = False) -> None:
         self.lengths = [len(split) for split in splits]
-        self.x, self._x_at = _joined([split.x for split in splits])
-        ys = [split.y for split in splits if split.y is not None]
-        self.y: Tensor | None = None
-        if ys:
-            self.y, self._y_at = _joined(ys)
+        self._x, self._y = _Joined([split.x for split in splits], own), None
+        targets = _targets(splits)
+        if targets:
+            self._y = _Joined(targets, own)
+        self.x = self._x.all
+        self.y = None if self._y is None else self._y.all
 
     def refill(self, splits: Sequence[Split]) -> bool:
-        """Take other targets for the same inputs, in place; False if it cannot be done."""
-        pairs = list(zip(self._splits, splits, strict=True))
-        if any(old.x is not new.x for old, new in pairs):
+        """Take other data, in place; False if it cannot be done: then use this pool no more."""
+        targets = _targets(splits)
+        if (self._y is None) != (not targets):
             return False
-        if all(old.y is new.y for old, new in pairs):
-            return True
-        own = len({id(old.y) for old in self._splits}) == len(splits) > 1
-        if not own or any(old.y is None or new.y is None for old, new in pairs):
-            return False
-        for start, split in zip(self._y_at.flatten().tolist(), splits, strict=True):
-            if self.y is not None and split.y is not None:
-                self.y[start : start + len(split)].copy_(split.y)
-        self._splits = splits
-        return True
+        self.lengths = [len(split) for split in splits]
+        is_done = self._x.refill([split.x for split in splits])
+        return is_done and (self._y is None or self._y.refill(targets))
 
     def take(self, index: Tensor) -> tuple[Tensor, Tensor | None]:
         """The samples of these places in each row's own data: (rows, batch, ...)."""
-        x = self.x.index_select(0, (index + self._x_at).flatten())
+        x = self.x.index_select(0, (index + self._x.at).flatten())
         x = x.view(*index.shape, *self.x.shape[1:])
-        if self.y is None:
+        if self.y is None or self._y is None:
             return x, None
-        y = self.y.index_select(0, (index + self._y_at).flatten())
+        y = self.y.index_select(0, (index + self._y.at).flatten())
         return x, y.view(*index.shape, *self.y.shape[1:])
 
     def sweep(self, num_rows: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -206,8 +204,32 @@ class Pool:
             yield places * inside, inside.float()
 
 
-def _joined(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Different tensors one after the other, and where each begins, as a column."""
+class _Joined:
+    """Tensors of rows one after the other, each once, and where each row's begins, as a column."""
+
+    def __init__(self, tensors: Sequence[Tensor], own: bool) -> None:
+        unique, at = _unique(tensors)
+        self._tensors, self._is_own = tensors, own or len(unique) > 1
+        self.all = torch.cat(unique) if self._is_own else unique[0]
+        self.at = at.to(self.all.device)
+
+    def refill(self, tensors: Sequence[Tensor]) -> bool:
+        """Others, in place, if they fit."""
+        if all(new is old for new, old in zip(tensors, self._tensors, strict=True)):
+            return True
+        unique, at = _unique(tensors)
+        total = sum(map(len, unique))
+        alike = all(t.shape[1:] == self.all.shape[1:] and t.dtype == self.all.dtype for t in unique)
+        if not self._is_own or not alike or total > len(self.all):
+            return False
+        torch.cat(unique, out=self.all[:total])
+        self.at.copy_(at)
+        self._tensors = tensors
+        return True
+
+
+def _unique(tensors: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
+    """Every tensor once, and where those of the rows begin, as a column."""
     starts: dict[int, int] = {}
     unique: list[Tensor] = []
     total = 0
@@ -216,5 +238,8 @@ def _joined(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
             starts[id(t)] = total
             unique.append(t)
             total += len(t)
-    at = torch.tensor([starts[id(t)] for t in tensors], device=tensors[0].device)
-    return (unique[0] if len(unique) == 1 else torch.cat(unique)), at[:, None]
+    return unique, torch.tensor([starts[id(t)] for t in tensors])[:, None]
+
+
+def _targets(splits: Sequence[Split]) -> list[Tensor]:
+    return [split.y for split in splits if split.y is not None]

@@ -1,0 +1,160 @@
+"""Convolutions of a stack as one matrix product of what lies under the filter (im2col).
+
+    x (batch, C, H, W)  ->  columns (batch H' W', C k k)  ->  columns W'  (batch H' W', O)
+
+Stacked, a convolution with a filter per row becomes one in groups, which GPUs do badly; this is one
+product for all rows, and its gradient two. The columns hold every pixel as often as filters touch
+it, so it pays where they are small: with small batches, whose many small kernels take the time.
+Channels come out last in memory, as the product leaves them; pooling takes them as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
+
+from polyfed.core.data import Split
+from polyfed.core.model import evaluating
+from polyfed.core.phase import Rule
+from polyfed.random import ambient
+from polyfed.train.loop import training_split
+from polyfed.train.track import Job
+
+_LIMIT = 8 << 20  # bytes of the columns of one row's batch
+_UNKEPT = 8  # times as many without gradients, where they are let go at once
+_DEVICES = ("cuda",)  # a CPU's own convolutions in groups are faster
+_PICTURES = 4  # from so many times as many places as filters on, every picture has its product
+_CONVOLUTIONS = tuple(
+    getattr(functional, f"conv{kind}{n}d") for kind in ("", "_transpose") for n in (1, 2, 3)
+)
+
+Pair = int | tuple[int, ...]
+
+
+def by_columns(x: Tensor, *others: Any, **named: Any) -> bool:
+    """Whether `conv2d` is to be computed by columns; takes what `functional.conv2d` takes."""
+    kind = x.device.type
+    limit = _LIMIT if torch.is_grad_enabled() else _LIMIT * _UNKEPT
+    is_due = kind in _DEVICES and not torch.is_autocast_enabled(kind)
+    return is_due and column_bytes(x, *others, **named) <= limit
+
+
+def column_bytes(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Pair = 1,
+    padding: Pair | str = 0,
+    dilation: Pair = 1,
+    groups: int = 1,
+) -> float:
+    """What the columns of a convolution take; infinite if it cannot be computed by them.
+
+    >>> column_bytes(torch.zeros(10, 32, 14, 14), torch.zeros(64, 32, 5, 5))
+    3200000
+    """
+    if groups != 1 or isinstance(padding, str) or x.dim() != 4:
+        return math.inf
+    sides = zip(
+        x.shape[2:], weight.shape[2:], _pair(stride), _pair(padding), _pair(dilation), strict=True
+    )
+    places = math.prod((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sides)
+    return x.element_size() * len(x) * places * math.prod(weight.shape[1:])
+
+
+def conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Pair = 1,
+    padding: Pair = 0,
+    dilation: Pair = 1,
+    groups: int = 1,
+) -> Tensor:
+    """`functional.conv2d` by columns, where `column_bytes` says how many."""
+    pad_h, pad_w = _pair(padding)
+    if pad_h or pad_w:
+        x = functional.pad(x, (pad_w, pad_w, pad_h, pad_h))
+    under = x.permute(0, 2, 3, 1)  # then (batch, H', W', C, k, k)
+    sides = zip(weight.shape[2:], _pair(stride), _pair(dilation), strict=True)
+    for axis, (size, step, gap) in enumerate(sides, 1):
+        under = under.unfold(axis, gap * (size - 1) + 1, step)
+        if gap > 1:
+            under = under[..., ::gap]
+    batch, height, width = under.shape[:3]
+    out, filters = len(weight), weight.flatten(1).mT
+    if height * width >= _PICTURES * out:  # a long sum for small filters: more, shorter ones
+        columns = under.reshape(batch, height * width, -1)
+        product = columns @ filters.expand(batch, -1, -1)
+    else:
+        product = under.reshape(batch * height * width, -1) @ filters
+    if bias is not None:
+        product = product + bias
+    return product.view(batch, height, width, out).permute(0, 3, 1, 2)
+
+
+class Columns:
+    """Remembers what the columns of networks take."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, list[float]] = {}
+
+    def are_few(self, job: Job, net: Hashable) -> bool:
+        """Whether the steps of a job are better computed by columns; `net` is its structure."""
+        is_plain = job.node.model.precision == "float32"
+        return is_plain and max(self._of(job, net), default=0) <= _LIMIT
+
+    def bytes_of(self, job: Job, net: Hashable) -> int:
+        """What the columns of a step take, if they are few."""
+        return int(sum(self._of(job, net)))
+
+    def _of(self, job: Job, net: Hashable) -> list[float]:
+        """Of every convolution, for a batch."""
+        phase, split = job.phase, training_split(job.node, job.phase)
+        key = net, type(phase.objective), phase.parts, split.x.shape[1:]
+        if key not in self._known:
+            self._known[key] = _for_one(job, split)
+        return [size * phase.batch_size(len(split)) for size in self._known[key]]
+
+
+def _for_one(job: Job, split: Split) -> list[float]:
+    """What the columns of every convolution of a job's objective take, for one sample."""
+    model, objective, noted = job.node.model, job.phase.objective, _Noted()
+    if isinstance(objective, Rule) or any(isinstance(m, _BatchNorm) for m in model.net.modules()):
+        return [math.inf]
+    y = None if split.y is None else split.y[:1]
+    chance = ambient(job.node.seed, "columns", device=split.x.device)
+    with chance, evaluating(model.net), noted:
+        try:
+            objective(model, split.x[:1], y)
+        except (RuntimeError, ValueError, TypeError):  # one sample, or no gradients, will not do
+            return [math.inf]
+    return noted.sizes
+
+
+def _pair(given: Pair) -> tuple[int, int]:
+    first, *others = (given,) if isinstance(given, int) else given
+    return first, others[0] if others else first
+
+
+class _Noted(TorchFunctionMode):
+    """Notes what the columns of every convolution would take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[float] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note a convolution; do all as it is."""
+        kwargs = kwargs or {}
+        if func in _CONVOLUTIONS:
+            is_known = func is functional.conv2d
+            self.sizes.append(column_bytes(*args, **kwargs) if is_known else math.inf)
+        return func(*args, **kwargs)
