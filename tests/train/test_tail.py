@@ -444,7 +444,18 @@ class Acting:
         {"steps": 5},  # less than an epoch
         {"epochs": 0},
     ],
-    ids=str,
+    ids=[
+        "penalised",
+        "acts after steps",
+        "matches outputs",
+        "all by default",
+        "all",
+        "first",
+        "first and last",
+        "one step",
+        "less than an epoch",
+        "nothing",
+    ],
 )
 def test_phases_that_are_left_alone(settings: dict[str, Any]) -> None:
     assert not on_tail(party(), phase(**settings))
