@@ -28,7 +28,7 @@ from polyfed.record.files import write_text
 from polyfed.record.ledger import Ledger
 from polyfed.record.log import Log
 
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a tenth of the time
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a tenth of the time
 FORMAT = 1
 _LOGS = ("metrics", "ledger", "faults")
 _CONFIG, _RESULT, _LOCK = "config.yaml", "result.json", ".lock"
@@ -111,7 +111,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not path.exists():
         raise RunError(f"{folder} is not a run folder: it has no {_CONFIG}.")
     try:
-        config = yaml.load(path.read_text(encoding="utf-8"), _LOADER)
+        config = _SafeLoader(path.read_text(encoding="utf-8")).get_single_data()
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise RunError(f"{path} is not YAML: {error}") from error
     found = config.get("format") if isinstance(config, dict) else None
