@@ -174,7 +174,7 @@ def _is_finite(x: Tensor) -> bool:
         return True
     version = -1 if x.is_inference() else x._version
     if _FINITE.get(x) != version or version < 0:
-        total = x.detach().sum()  # finite only if all are, and a fifth of the time
+        total = x.detach().sum()  # finite only if all are
         if not bool(torch.isfinite(total)) and not bool(torch.isfinite(x).all()):
             return False
         _FINITE[x] = version

@@ -94,7 +94,7 @@ def read(path: Path) -> list[Record]:
     text = path.read_text(encoding="utf-8", errors="replace")
     lines = [line for line in text.split("\n")[:-1] if line]
     try:
-        records: list[Record] = json.loads(f"[{','.join(lines)}]")  # a third of the time of each
+        records: list[Record] = json.loads(f"[{','.join(lines)}]")  # half the time of one by one
     except json.JSONDecodeError as error:
         raise RunError(f"{path} is damaged: a line that is not JSON ({error}).") from error
     if len(records) != len(lines):

@@ -28,7 +28,7 @@ from polyfed.record.files import write_text
 from polyfed.record.ledger import Ledger
 from polyfed.record.log import Log
 
-_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a tenth of the time
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # an eighth of the time
 FORMAT = 1
 _LOGS = ("metrics", "ledger", "faults")
 _CONFIG, _RESULT, _LOCK = "config.yaml", "result.json", ".lock"
