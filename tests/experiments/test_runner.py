@@ -162,6 +162,28 @@ def test_how_often_a_run_is_kept(
     assert seen == [apart]
 
 
+def test_processes_share_a_gpu(
+    tmp_path: Path, table: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float] = []
+
+    def finished(begun: Any, share: float) -> Any:
+        seen.append(share)
+        for engine, _ in begun:
+            engine.recorder.close()
+        raise KeyboardInterrupt
+
+    def one(pieces: Any, work: Any, count: int, shown: Any) -> None:
+        work(pieces[0].what, shown)
+
+    monkeypatch.setattr(runner, "finish_together", finished)
+    monkeypatch.setattr(runner, "in_processes", one)
+    for jobs in (1, 3, 9):  # there are four runs
+        with pytest.raises(KeyboardInterrupt):
+            run_cells(table.cells, [3, 1], tmp_path / str(jobs), jobs=jobs, progress=False)
+    assert seen == [1, 1 / 3, 1 / 4]
+
+
 def test_a_key_is_of_all_that_matters_and_of_nothing_else(tmp_path: Path) -> None:
     def key(
         device: str = "cpu",

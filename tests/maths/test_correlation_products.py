@@ -239,6 +239,7 @@ def test_the_first_part_asks_for_all_that_the_second_must_know() -> None:
     with Operators() as second:
         got = begun.end()
     assert not {name for name in second.counts if "linalg_" in name}
+    assert (first.counts["cat"], second.counts["cat"]) == (1, 0)  # what the host looks at
     wanted = understand(Z, bank)
     assert torch.equal(got.loss, wanted.loss)
     assert torch.equal(gradient(got.loss, Z), gradient(wanted.loss, Z))

@@ -658,7 +658,10 @@ def test_a_stack_is_lent_to_other_nodes(
         monkeypatch.setattr(kind, "__init__", noted)
     each = phase(keep=keep, optimiser=SETTINGS[settings], parts=("top",), epochs=None, steps=7)
     sizes = [24, 17, 9], [20, 17, 12], [24, 19, 10]
-    there = [[node(i, n, seed=k) for i, n in enumerate(own)] for k, own in enumerate(sizes)]
+    there = [  # the body rests, so its dropout does
+        [node(i, n, Net(dropout=0.5), seed=k) for i, n in enumerate(own)]
+        for k, own in enumerate(sizes)
+    ]
     there[2] = shifted(there[2], 2)
     alone = [[replace(n, model=n.model.copy(), memory=dict(n.memory)) for n in g] for g in there]
     kept: cohort.Kept = {}
@@ -672,9 +675,39 @@ def test_a_stack_is_lent_to_other_nodes(
                     torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     assert len(kept) == 1
     assert made == ["Cohort", "Stepper"]
-    fit_cohort([Job(n, each, ("v", 9)) for n in there[0]], kept=kept, kind="another")
-    fit_cohort([Job(n, each, ("v", 9)) for n in there[1]], kept=kept)
-    assert made == ["Cohort", "Stepper"] * 3
+    slower = replace(each, optimiser=replace(each.optimiser, lr=1e-3), keep=None)
+    for its, other, kind in (
+        (each, 0, "another"),
+        (each, 1, None),
+        (each, 2, None),
+        (slower, 0, None),
+    ):
+        fit_cohort([Job(n, its, ("v", 9)) for n in there[other]], kept=kept, kind=kind)
+    fit_cohort([Job(n, each, ("v", 9)) for n in there[1]], kept=kept, kind="net")
+    fit_cohort([Job(n, slower, ("v", 9)) for n in there[2]], kept=kept, kind="net")
+    assert made == ["Cohort", "Stepper"] * 7  # of another kind, or of none that is known
+    assert len(kept) == 1
+
+
+def test_a_stack_whose_rows_share_their_data_is_lent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their data are not written over: the second time there is a copy for others to fill."""
+    made: list[int] = []
+    begin = stepper.Stepper.__init__
+    monkeypatch.setattr(
+        stepper.Stepper, "__init__", lambda self, c: (made.append(1), begin(self, c))[1]
+    )
+    kept: cohort.Kept = {}
+    for k in range(4):
+        one = node(0, 12, seed=k)
+        x, alike = one.data["train"].x.clone(), [one, replace(one, model=one.model.copy())]
+        alone = replace(one, model=one.model.copy())
+        fit_cohort([Job(n, phase(), ("v",)) for n in alike], kept=kept, kind="net")
+        fit(alone, phase(), "v")
+        for n in alike:
+            for a, b in zip(n.model.state().values(), alone.model.state().values(), strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        assert torch.equal(one.data["train"].x, x)
+    assert len(made) == 2
 
 
 def test_data_in_a_pool_is_replaced_where_it_fits() -> None:
