@@ -93,6 +93,19 @@ def test_mnist_settings(name: str, expected: tuple[list[tuple[Any, ...]], list[i
     assert {c.task for c in EVERY[name].cells} == {"mnist-permuted"}
 
 
+@pytest.mark.parametrize("name", EVERY)
+def test_pages_say_how_networks_start(name: str) -> None:
+    """As the settings have it."""
+    (said,) = [note for note in EVERY[name].notes if "How networks start is not said" in note]
+    if name.startswith("V.3"):
+        assert settings(name, "own_start", "weights") == [(False, "xavier:4")]
+        assert "all peers start from one network" in said
+        assert "four times Xavier's interval" in said
+    elif name.startswith("V.2"):
+        assert settings(name, "own_start", "weights") == [(True, "xavier:1")]
+        assert "differently on every peer; Xavier's uniform weights" in said
+
+
 def test_other_settings() -> None:
     writers = "num_nodes", "train", "test", "block", "rounds"
     assert settings("V.2.a", *writers) == [(16, 100, 30, 50, 1000), (16, 360, 60, 180, 1000)]
