@@ -108,9 +108,13 @@ def test_an_interrupt_ends_the_processes(tmp_path: Path) -> None:
             wait_for(tmp_path / str(i))
         os.kill(os.getpid(), signal.SIGINT)
 
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's & ignores it
     threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt):
-        in_processes(pieces(tmp_path, {"waits": True}, {"waits": True}), work, 2, Heard())
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            in_processes(pieces(tmp_path, {"waits": True}, {"waits": True}), work, 2, Heard())
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert not any(is_there(wait_for(tmp_path / str(i))) for i in range(2))
 
 
