@@ -11,7 +11,8 @@ Channels come out last in memory, as the product leaves them; pooling takes them
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -92,12 +93,54 @@ def conv2d(
     out, filters = len(weight), weight.flatten(1).mT
     if height * width >= _PICTURES * out:  # a long sum for small filters: more, shorter ones
         columns = under.reshape(batch, height * width, -1)
-        product = columns @ filters.expand(batch, -1, -1)
+        product = _product(columns, filters.expand(batch, -1, -1))
     else:
-        product = under.reshape(batch * height * width, -1) @ filters
+        product = _product(under.reshape(batch * height * width, -1), filters)
     if bias is not None:
         product = product + bias
     return product.view(batch, height, width, out).permute(0, 3, 1, 2)
+
+
+class _Product(torch.autograd.Function):
+    """A matrix product, and its gradient, as exact as torch's own convolutions are on a GPU."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(columns: Tensor, filters: Tensor) -> Tensor:
+        """The product."""
+        with _as_convolutions():
+            return columns @ filters
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        """Both factors are wanted again."""
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Of those factors that need one: pictures do not."""
+        columns, filters = ctx.saved_tensors
+        of_columns, of_filters = ctx.needs_input_grad
+        with _as_convolutions():
+            return (
+                gradient @ filters.mT if of_columns else None,
+                columns.mT @ gradient if of_filters else None,
+            )
+
+
+_product: Callable[[Tensor, Tensor], Tensor] = _Product.apply
+
+
+@contextmanager
+def _as_convolutions() -> Iterator[None]:
+    """Round the factors of products to TF32 where those of convolutions are: torch's default."""
+    products = torch.backends.cuda.matmul
+    before, products.allow_tf32 = products.allow_tf32, torch.backends.cudnn.allow_tf32
+    try:
+        yield
+    finally:
+        products.allow_tf32 = before
 
 
 class Columns:
