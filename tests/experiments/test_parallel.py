@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -116,6 +118,36 @@ def test_an_interrupt_ends_the_processes(tmp_path: Path) -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert not any(is_there(wait_for(tmp_path / str(i))) for i in range(2))
+
+
+_CREW = """
+import sys
+from pathlib import Path
+from crew import work
+from polyfed.engines.progress import Progress
+from polyfed.experiments.parallel import Piece, in_processes
+
+if __name__ == "__main__":
+    what = [{"file": str(Path(sys.argv[1], str(i))), "waits": True} for i in range(2)]
+    in_processes([Piece("waits", 2, each) for each in what], work, 2, Progress())
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["kill", "end"])
+def test_the_processes_do_not_outlive_the_one_that_began_them(
+    how: signal.Signals, tmp_path: Path
+) -> None:
+    script, told = tmp_path / "begins.py", tmp_path / "told"
+    script.write_text(_CREW)
+    told.mkdir()
+    here = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    with subprocess.Popen([sys.executable, str(script), str(told)], env=here) as begins:
+        pids = [wait_for(told / str(i)) for i in range(2)]
+        begins.send_signal(how)
+    end = time.monotonic() + 60
+    while any(map(is_there, pids)):
+        assert time.monotonic() < end, "they go on"
+        time.sleep(0.05)
 
 
 def test_runs_of_two_processes_are_those_of_one(tmp_path: Path, table: Experiment) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import Mock
@@ -507,9 +507,10 @@ def on_gpu(work: Sequence[Job]) -> list[Job]:
     return [replace(job, node=job.node.working_copy(3, device, {})) for job in work]
 
 
-def assert_close(ours: Sequence[Job], theirs: Sequence[Job]) -> None:
+def assert_close(ours: Sequence[Job], theirs: Sequence[Job], but: Collection[str] = ()) -> None:
     for mine, other in zip(ours, theirs, strict=True):
-        for name, t in tensors(other).items():
+        for name in tensors(other).keys() - set(but):
+            t = tensors(other)[name]
             torch.testing.assert_close(tensors(mine)[name], t, rtol=1e-3, atol=1e-4, msg=name)
 
 
@@ -521,13 +522,14 @@ SLOW = Optimiser(name="sgd", lr=0.01, momentum=0.9)  # Adam's first steps blow r
 @pytest.mark.parametrize("keep", [None, "all"])
 def test_graphs_are_the_loop_on_cuda(optimiser: Optimiser, keep: str | None) -> None:
     phase = replace(PHASE, optimiser=optimiser, keep=keep)
+    noise = () if optimiser is SLOW else ("0.0.bias", "0.1.running_mean")  # a gradient of 0
     ours, theirs = (on_gpu(jobs(72, 66, 73, 75, 80, phase=phase)) for _ in range(2))
     trainer = Trainer("always")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(3):
             fitted, wanted = train(trainer, ours), train(Trainer("never"), theirs)
-            assert_close(ours, theirs)
+            assert_close(ours, theirs, noise)
             assert [f.loss for f in fitted] == pytest.approx([w.loss for w in wanted], rel=1e-3)
     (lanes,) = trainer._lanes.values()
     assert (0, 1, 2, 3, 4) in lanes._graphs

@@ -1,18 +1,21 @@
 """Work in several processes: pieces are handed out one by one, and shown as one whole.
 
-Ctrl-C, or a piece that fails, ends all processes. What a piece computes does not depend on how many
-there are, but for torch's threads, which they share: another number changes the order of sums.
+Ctrl-C, a piece that fails, or the end of the process that hands them out ends all processes. What
+a piece computes does not depend on how many there are, but for torch's threads, which they share:
+another number changes the order of sums.
 """
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
@@ -142,6 +145,7 @@ class _Told(Progress):
 def _serve(to: Connection, work: Work, threads: int) -> None:
     """A process: piece after piece, until it is ended or nobody is there to tell."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who began this process ends it
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     with suppress(EOFError, BrokenPipeError):
         while True:
@@ -159,3 +163,11 @@ def _serve(to: Connection, work: Work, threads: int) -> None:
                 to.send(("failed", str(error) if ours else traceback.format_exc(), None))
                 return
             to.send(("done", 0, None))
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that began it has ended, even if it was killed."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
