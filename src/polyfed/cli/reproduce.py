@@ -46,6 +46,10 @@ Only = Annotated[
     list[str] | None,
     typer.Option("--only", help="cells of this name, or that begin so: a data set; repeatable"),
 ]
+Join = Annotated[
+    bool,
+    typer.Option("--join", help="add these cells or seeds to the summary there, run elsewhere"),
+]
 Jobs = Annotated[int, typer.Option("--jobs", help="how many processes share the work")]
 WritePages = Annotated[
     bool, typer.Option("--pages", help="write index.md and every page again, from the summaries")
@@ -69,6 +73,7 @@ def reproduce_command(
     rounds: Rounds = None,
     reading: Reading = None,
     only: Only = None,
+    join: Join = False,
     resume: Resumed = False,
     device: Device = "cpu",
     precision: Precise = "float32",
@@ -80,7 +85,8 @@ def reproduce_command(
     """Run a table or figure of a paper, in its setting, and judge it; or several, or all of them.
 
     Several by name are run as one piece of work: equal runs once, shared out among --jobs; with
-    --all one follows the other. What was interrupted goes on when the command is given again.
+    --all one follows the other. What was interrupted goes on when the command is given again; what
+    was run elsewhere, and is a summary here, grows by --join.
 
     Example: polyfed reproduce fedlinked-table-5.3 --data ~/data --quick
     """
@@ -89,7 +95,7 @@ def reproduce_command(
     from polyfed.experiments.results import folder_of
     from polyfed.options import parse_seeds
 
-    _agree(names or [], every, only, reading, resume)
+    _agree(names or [], every, only, reading, resume, join)
     other = dict(map(_option, reading or ()))
     settings: Any = {
         "data": data,
@@ -109,7 +115,8 @@ def reproduce_command(
         chosen = [experiments.load(name) for name in names or ()]
         if len(chosen) > 1:
             run_together(chosen, reading=other, **settings)
-        found = [reproduce(each, only=only or (), reading=other, **settings) for each in chosen]
+        piece: Any = {"only": only or (), "reading": other, "join": join}
+        found = [reproduce(each, **piece, **settings) for each in chosen]
     except KeyboardInterrupt as error:
         typer.echo("interrupted; the same command goes on from here", err=True)
         raise typer.Exit(130) from error
@@ -122,6 +129,7 @@ def _agree(
     only: list[str] | None,
     reading: list[str] | None,
     resume: bool,
+    join: bool,
 ) -> None:
     from polyfed.errors import ConfigError
 
@@ -131,6 +139,8 @@ def _agree(
         raise ConfigError("--only chooses cells of one experiment: name that one alone.")
     if every and reading:
         raise ConfigError("--with reads one experiment in another way: name it instead of --all.")
+    if every and join:
+        raise ConfigError("--join adds to one experiment: name it instead of --all.")
     if resume and not every:
         raise ConfigError("--resume belongs to --all: an experiment by itself always goes on.")
 

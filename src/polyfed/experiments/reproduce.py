@@ -22,6 +22,7 @@ from polyfed.engines.run import Run, plain
 from polyfed.errors import ConfigError, RunError
 from polyfed.experiments import plot
 from polyfed.experiments.experiment import Cell, Experiment, Picture
+from polyfed.experiments.join import COMPUTES, earlier, joined, label_of
 from polyfed.experiments.page import page
 from polyfed.experiments.results import FORMAT, Results, folder_of
 from polyfed.experiments.runner import ORIGIN, Batch, do_batches, options_of, run_cells
@@ -39,6 +40,7 @@ def reproduce(
     reading: Mapping[str, Any] = MappingProxyType({}),
     only: Sequence[str] = (),
     left_out: Sequence[str] = (),
+    join: bool = False,
     device: str = "cpu",
     precision: Precision = "float32",
     jobs: int = 1,
@@ -56,13 +58,17 @@ def reproduce(
         reading: options of methods and tasks, where the paper can be read in another way.
         only: cells with these names, or whose names begin so; none means all.
         left_out: tasks whose files are absent: their cells are not run, and the summary says so.
+        join: keep the cells and seeds of the summary that is there, whose runs may be gone.
         device: cpu, cuda, cuda:0, ...
         precision: what networks compute in; bfloat16 is for GPUs.
         jobs: in how many processes.
         progress: True, False, None for terminals only.
     """
+    folder = folder_of(experiment, out, quick, reading)
     wished, chosen = plan(experiment, quick, seeds, rounds, reading, only)
     cells = [cell for cell in wished if cell.task not in left_out]
+    every = plan(experiment, quick, seeds, rounds, reading)[0]
+    before = earlier(folder, every, cells, chosen, precision) if join else None
     runs = run_cells(
         cells,
         chosen,
@@ -74,28 +80,35 @@ def reproduce(
         jobs=jobs,
         progress=progress,
     )
-    every = [r for each in runs for r in each]
-    summary = {
+    each_run = [r for each in runs for r in each]
+    summary: dict[str, Any] = {
         "format": FORMAT,
         "experiment": experiment.name,
         "command": _command(experiment.name, cells, chosen, quick, rounds, reading, only, device)
-        + (f" --precision {precision}" if precision != "float32" else ""),
+        + (f" --precision {precision}" if precision != "float32" else "")
+        + " --join" * (before is not None),
         "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
         "commit": "unknown",
         "device": device,
-        **_together(every, ORIGIN),
-        "environment": _together(every, "environment.json"),
+        **_together(each_run, ORIGIN),
+        "environment": _together(each_run, "environment.json"),
         "quick": quick,
-        "changed": [
-            *experiment.changes(cells, len(chosen), quick=quick),
-            *([] if precision == "float32" else [f"networks compute in {precision}"]),
-            *(f"not run, for want of files: {_rows(wished, task)}" for task in left_out),
-        ],
+        "changed": [],
         **({"left_out": list(left_out)} if left_out else {}),
         "seeds": chosen,
         "cells": [_entry(experiment, c, each) for c, each in zip(cells, runs, strict=True)],
     }
-    return write(Results(experiment, summary), folder_of(experiment, out, quick, reading))
+    if before is not None:
+        summary = joined(before, summary)
+    there = {label_of(entry): entry for entry in summary["cells"]}
+    present = [cell for cell in every if cell.label in there]
+    summary["cells"] = [there[cell.label] for cell in present]
+    summary["changed"] = [
+        *experiment.changes(present, len(summary["seeds"]), quick=quick),
+        *([] if precision == "float32" else [f"{COMPUTES}{precision}"]),
+        *(f"not run, for want of files: {_rows(every, t)}" for t in summary.get("left_out", ())),
+    ]
+    return write(Results(experiment, summary), folder)
 
 
 def plan(

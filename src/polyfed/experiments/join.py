@@ -1,0 +1,144 @@
+"""Pieces of one experiment as one summary: other cells, or other seeds, of another day or machine.
+
+What is joined was run with the same settings: a piece with others is refused before anything runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from polyfed.engines.run import plain
+from polyfed.errors import ConfigError
+from polyfed.experiments.experiment import Cell, label
+from polyfed.experiments.results import Results
+from polyfed.experiments.runner import options_of
+
+Summary = Mapping[str, Any]
+Entry = Mapping[str, Any]  # a cell in a summary
+COMPUTES = "networks compute in "  # how `changed` tells a precision
+_BY_SEED = ("seconds", "bytes_sent_per_node")
+_TOLD = {"command": "; ", "date": " and ", "commit": " and ", "device": " and "}
+
+
+def earlier(
+    folder: Path,
+    every: Sequence[Cell],
+    cells: Sequence[Cell],
+    seeds: Sequence[int],
+    precision: str,
+) -> Summary | None:
+    """The summary in a folder, if there is one, to which a piece can be joined.
+
+    Args:
+        folder: of an experiment.
+        every: all cells that the experiment has, as they would be run now.
+        cells: those of the piece.
+        seeds: of the piece.
+        precision: what networks would compute in now.
+
+    Raises:
+        ConfigError: it has other settings, or then not all cells would have the same seeds.
+    """
+    path = folder / "summary.json"
+    if not path.exists():
+        return None
+    summary = Results.read(path).summary
+    planned = {cell.label: cell for cell in every}
+    for entry in summary["cells"]:
+        cell = planned.get(label_of(entry))
+        said = "is no part of this one" if cell is None else _other(entry, cell)
+        if said:
+            raise ConfigError(f"{path} cannot be joined: its cell '{label_of(entry)}' {said}.")
+    was = _precision(summary)
+    if was != precision:
+        raise ConfigError(f"{path} cannot be joined: it is of {was}, not {precision}.")
+    there, here = set(map(label_of, summary["cells"])), {cell.label for cell in cells}
+    has, gets = set(summary["seeds"]), set(seeds)
+    if (there - here and gets - has) or (here - there and has - gets):
+        raise ConfigError(
+            f"{path} cannot be joined: not all cells would have the same seeds. It has "
+            f"{len(there)} cells with {_list(has)}, this piece has {len(here)} with {_list(gets)}."
+        )
+    return summary
+
+
+def joined(old: Summary, new: Summary) -> dict[str, Any]:
+    """Both as one, as `earlier` allows; where both have a cell with a seed, the new one stands."""
+    found: dict[str, dict[int, Entry]] = {}
+    for summary in (old, new):
+        for entry in summary["cells"]:
+            for i, seed in enumerate(summary["seeds"]):
+                found.setdefault(label_of(entry), {})[seed] = _of_seed(entry, i)
+    seeds = sorted({seed for each in found.values() for seed in each})
+    cells = [_of_seeds([each[seed] for seed in seeds]) for each in found.values()]
+    ran = {cell["task"] for cell in cells}
+    absent = [*old.get("left_out", ()), *new.get("left_out", ())]
+    left_out = [task for task in dict.fromkeys(absent) if task not in ran]
+    return {
+        **{name: value for name, value in new.items() if name != "left_out"},
+        **{name: _both(old[name], new[name], between) for name, between in _TOLD.items()},
+        "environment": {
+            name: _both(old["environment"].get(name, "unknown"), value)
+            for name, value in new["environment"].items()
+        },
+        **({"left_out": left_out} if left_out else {}),
+        "seeds": seeds,
+        "cells": cells,
+    }
+
+
+def label_of(entry: Entry) -> str:
+    """What the cell of an entry is called."""
+    return label(entry["panel"], entry["series"], entry["x"])
+
+
+def _other(entry: Entry, cell: Cell) -> str:
+    """What of a cell that was run is not as it would be run now, in words; empty if all is.
+
+    An option that there was not then does not count.
+    """
+    method, task = cell.make()
+    if (entry["method"], entry["task"]) != (method.name, task.name):
+        return "is of another method or task"
+    pairs = (entry["options"], plain(method)), (entry["task_options"], options_of(task))
+    said = [
+        f"{name} {was[name]!r}, not {now!r}"
+        for was, current in pairs
+        for name, now in current.items()
+        if name in was and was[name] != now
+    ]
+    return f"has {', '.join(said)}" if said else ""
+
+
+def _precision(summary: Summary) -> str:
+    said = [text.removeprefix(COMPUTES) for text in summary["changed"] if text.startswith(COMPUTES)]
+    return said[0] if said else "float32"
+
+
+def _of_seed(entry: Entry, i: int) -> Entry:
+    """A cell with its i-th seed alone; what is kept for a picture is of the first."""
+    own: dict[str, Any] = {name: value for name, value in entry.items() if name != "kept"}
+    own["figures"] = {name: values[i] for name, values in entry["figures"].items()}
+    own |= {name: entry[name][i] for name in _BY_SEED}
+    return own | {"kept": entry["kept"]} if "kept" in entry and i == 0 else own
+
+
+def _of_seeds(entries: Sequence[Entry]) -> dict[str, Any]:
+    """The same cell with several seeds."""
+    found = {**entries[0]}
+    names = [n for n in found["figures"] if all(n in e["figures"] for e in entries)]
+    found["figures"] = {name: [e["figures"][name] for e in entries] for name in names}
+    found |= {name: [e[name] for e in entries] for name in _BY_SEED}
+    kept = [e["kept"] for e in entries if "kept" in e]
+    return found | {"kept": kept[0]} if kept else found
+
+
+def _list(seeds: Iterable[int]) -> str:
+    return f"seeds {', '.join(map(str, sorted(seeds)))}"
+
+
+def _both(old: str, new: str, between: str = " and ") -> str:
+    """What both say, each once."""
+    return between.join(dict.fromkeys([*old.split(between), *new.split(between)]))

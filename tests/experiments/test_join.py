@@ -1,0 +1,164 @@
+"""Pieces of an experiment, run apart, make the summary of one that was run whole."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from polyfed.cli import app
+from polyfed.errors import ConfigError
+from polyfed.experiments.experiment import Experiment
+from polyfed.experiments.join import joined
+from polyfed.experiments.reproduce import reproduce
+
+OWN = ("command", "date", "cells")  # of a piece
+
+
+def piece(experiment: Experiment, out: Path, **settings: Any) -> dict[str, Any]:
+    """Run a piece where no earlier run is at hand."""
+    shutil.rmtree(out / "runs", ignore_errors=True)
+    return dict(reproduce(experiment, out=out, **settings).summary)
+
+
+def figures(summary: dict[str, Any]) -> list[Any]:
+    return [
+        {name: value for name, value in cell.items() if name != "seconds"}
+        for cell in summary["cells"]
+    ]
+
+
+def assert_same(found: dict[str, Any], out: Path, table: Experiment) -> None:
+    text = (out / table.name / "summary.json").read_text(encoding="utf-8")
+    wanted = json.loads(text)
+    assert figures(found) == figures(wanted)
+    assert found.keys() == wanted.keys()
+    assert {n: v for n, v in found.items() if n not in OWN} == {
+        n: v for n, v in wanted.items() if n not in OWN
+    }
+
+
+def test_cells_that_were_run_apart(tmp_path: Path, whole: Path, table: Experiment) -> None:
+    last, *others = (cell.label for cell in reversed(table.cells))
+    first = piece(table, tmp_path, only=[last])
+    assert first["changed"] == [f"cells: {len(table.cells)} → 1"]
+    found = piece(table, tmp_path, only=others, join=True)
+    assert_same(found, whole, table)
+    assert found["command"].startswith(f"{first['command']}; polyfed reproduce {table.name}")
+    assert found["command"].endswith(" --join")
+    page = (tmp_path / table.name / "page.md").read_text(encoding="utf-8")
+    assert "In the paper's setting." in page
+
+
+def test_seeds_that_were_run_apart(tmp_path: Path, whole: Path, table: Experiment) -> None:
+    piece(table, tmp_path, seeds=range(1, table.seeds))
+    assert_same(piece(table, tmp_path, seeds=[0], join=True), whole, table)
+
+
+def test_the_new_stands_where_both_have_a_cell(tmp_path: Path, table: Experiment) -> None:
+    piece(table, tmp_path)
+    path = tmp_path / table.name / "summary.json"
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    (name, *_) = summary["cells"][0]["figures"]
+    for cell in summary["cells"][:2]:
+        cell["figures"][name][0] = 7.0
+    path.write_text(json.dumps(summary), encoding="utf-8")
+    found = piece(table, tmp_path, only=[table.cells[0].label], join=True)
+    assert found["cells"][0]["figures"][name][0] != 7
+    assert found["cells"][1]["figures"][name][0] == 7
+
+
+def test_without_a_summary_there_is_nothing_to_join(
+    tmp_path: Path, whole: Path, table: Experiment
+) -> None:
+    assert_same(piece(table, tmp_path, join=True), whole, table)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"rounds": 3}, "its cell '.*' has rounds 2, not 3"),
+        ({"seeds": [9]}, r"same seeds. It has 1 cells with seeds 0, 1.*, this piece has 1 with"),
+        ({"precision": "bfloat16"}, "it is of float32, not bfloat16"),
+    ],
+    ids=["rounds", "seeds", "precision"],
+)
+def test_other_settings_are_refused_before_anything_runs(
+    settings: dict[str, Any], said: str, tmp_path: Path, table: Experiment
+) -> None:
+    first, second, *_ = (cell.label for cell in table.cells)
+    piece(table, tmp_path, only=[first])
+    path = tmp_path / table.name / "summary.json"
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match=f"cannot be joined: (.*){said}"):
+        piece(table, tmp_path, only=[second], join=True, **settings)
+    assert path.read_bytes() == before
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("method", "is of another method or task"), ("series", "is no part of this one")],
+)
+def test_cells_that_the_experiment_does_not_have_are_refused(
+    name: str, said: str, tmp_path: Path, table: Experiment
+) -> None:
+    piece(table, tmp_path)
+    path = tmp_path / table.name / "summary.json"
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    summary["cells"][0][name] = "other"
+    path.write_text(json.dumps(summary), encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"its cell '.*' {said}"):
+        piece(table, tmp_path, join=True)
+
+
+def test_what_is_drawn_is_of_the_first_seed() -> None:
+    def summary(seeds: list[int]) -> dict[str, Any]:
+        cell = {"panel": "", "series": "", "x": None, "task": "digits", "kept": f"of {seeds[0]}"}
+        numbers = {name: [float(s) for s in seeds] for name in ("seconds", "bytes_sent_per_node")}
+        told = {"command": f"c{seeds}", "date": "today", "commit": f"{seeds[0]}", "device": "cpu"}
+        versions = {"torch": "2"}
+        cells = [cell | numbers | {"figures": {"accuracy": [s / 10 for s in seeds]}}]
+        return {**told, "environment": versions, "seeds": seeds, "cells": cells}
+
+    found = joined(summary([2, 3]), summary([0, 1]))
+    assert found["seeds"] == [0, 1, 2, 3]
+    (cell,) = found["cells"]
+    assert cell["figures"] == {"accuracy": [0, 0.1, 0.2, 0.3]}
+    assert cell["seconds"] == [0, 1, 2, 3]
+    assert cell["kept"] == "of 0"
+    assert (found["command"], found["commit"]) == ("c[2, 3]; c[0, 1]", "2 and 0")
+    assert (found["date"], found["environment"]) == ("today", {"torch": "2"})
+
+
+def test_what_was_left_out_and_then_run_is_left_out_no_more(tmp_path: Path) -> None:
+    def summary(task: str, *left_out: str) -> dict[str, Any]:
+        cell = {"panel": task, "series": "", "x": None, "task": task, "figures": {"a": [1.0]}}
+        numbers = {"seconds": [1.0], "bytes_sent_per_node": [1.0]}
+        told = dict.fromkeys(("command", "date", "commit", "device"), "")
+        return {**told, "environment": {}, "seeds": [0], "cells": [cell | numbers]} | (
+            {"left_out": list(left_out)} if left_out else {}
+        )
+
+    assert "left_out" not in joined(summary("digits", "mnist"), summary("mnist"))
+    both = joined(summary("digits", "mnist", "svhn"), summary("mnist", "svhn"))
+    assert both["left_out"] == ["svhn"]
+
+
+def test_from_a_terminal(tmp_path: Path, table: Experiment) -> None:
+    labels = [cell.label for cell in table.cells]
+    for i, text in enumerate(labels):
+        more = ["--join"] if i else []
+        done = CliRunner().invoke(
+            app, ["reproduce", table.name, "--only", text, "--out", str(tmp_path), *more]
+        )
+        assert done.exit_code == 0, done.output
+    summary = json.loads((tmp_path / table.name / "summary.json").read_text(encoding="utf-8"))
+    assert len(summary["cells"]) == len(labels)
+    assert summary["changed"] == []
+    done = CliRunner().invoke(app, ["reproduce", "--all", "--join"])
+    assert done.exit_code != 0
