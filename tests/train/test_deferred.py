@@ -89,6 +89,7 @@ def phase(**settings: Any) -> Phase:
     [
         ([7, 7], "sigmoids", {}),
         ([5, 9, 2], "sigmoids", {"epochs": 2}),
+        ([9, 5, 2], "sigmoids", {"epochs": 2}),
         ([1, 8], "sigmoids", {"steps": 1}),
         ([5, 9, 2], "no bias", {"walk": True, "steps": 5}),
         ([1, 8], "one layer", {"objective": CrossEntropy()}),

@@ -38,7 +38,7 @@ def job_key(job: Job, net: Hashable) -> tuple[Hashable, ...]:
         net,
         (*job.node.model.parts.items(), job.node.model.precision),
         (phase.objective, phase.parts, phase.epochs, phase.steps, phase.walk, phase.stop),
-        (phase.optimiser.name, phase.keep, _kept_steps(job)),
+        (phase.optimiser.name, phase.keep, _has_kept(job)),
         (shape[1:], split.x.dtype, split.x.device, target, sizes),
         phase.stop is not None and phase.stop.split in job.node.data,
     )
@@ -66,12 +66,10 @@ def _has_losses(job: Job) -> bool:
     return hasattr(job.phase.objective, "losses")
 
 
-def _kept_steps(job: Job) -> int:
-    """Steps that a kept optimiser has made: rows of a stack must agree on them."""
-    if job.phase.keep is None:
-        return 0
-    kept = job.node.recall(f"optimiser {job.phase.keep}")
-    return max((int(t) for n, t in kept.items() if n.endswith("/step")), default=len(kept))
+def _has_kept(job: Job) -> bool:
+    """Whether a node has an optimiser to go on with."""
+    keep = job.phase.keep
+    return keep is not None and bool(job.node.recall(f"optimiser {keep}"))
 
 
 def moves_batchnorm(model: Model, parts: tuple[str, ...]) -> bool:

@@ -3,16 +3,15 @@
     theta (rows, ...), x (rows, batch, ...)  ->  vmap of the objective  ->  losses (rows,)
     the gradient of their sum is every row's own gradient; one optimiser steps all rows
 
-All rows step together, so their optimisers agree on the number of steps. A node that is done is
-copied out at that moment, and what its row does afterwards is of no account; when half of the rows
-are done, the others move to a smaller stack.
+All rows step together. A node that is done is copied out at that moment, and what its row does
+afterwards is of no account. Rows at the end of the stack that are done are left out of its steps,
+so the longest should come first; where others are and they are half of all, the rest moves to a
+smaller stack.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Hashable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,15 +19,16 @@ from torch.func import functional_call, vmap
 
 from polyfed.core.model import evaluating
 from polyfed.core.node import Node
-from polyfed.core.phase import Optimiser
 from polyfed.random import ambient
 from polyfed.train.deferred import DeferredStepper, FusedStepper, can_defer, can_fuse
 from polyfed.train.evaluate import rows_per_batch
 from polyfed.train.loop import Fitted, training_split
+from polyfed.train.optimisers import Optimisers
 from polyfed.train.stepper import Loss, StackedLayers, Stepper
 from polyfed.train.track import Job, Pool, Tensors, Track
 
 _KEPT = (1, 6)  # stacks kept for later phases, on a CPU and on a GPU; there more if they are small
+_WORTH_A_CAPTURE = 1 << 13  # steps of rows that are done already: then a smaller stack is made
 _SMALL = 1 / 8  # as long as this part of its memory is not full
 
 
@@ -135,11 +135,12 @@ class Cohort:
         }
         self.moving = {name: stacked.pop(name).requires_grad_() for name in self.names}
         self.resting = stacked
+        self._first: dict[int, tuple[Tensors, Tensors]] = {}
         self.settings = [job.phase.optimiser for job in jobs]
         self.has_stepped, self.is_whole, self.is_lent = False, True, False
         self.everyone: list[Track] = []
         self.stepper: Stepper | None = None
-        self.optimisers: _Optimisers | None = None
+        self.optimisers: Optimisers | None = None
 
     def lend(self, jobs: Sequence[Job]) -> Cohort:
         """Serve other nodes with networks like these."""
@@ -156,7 +157,7 @@ class Cohort:
         self.rows = list(self.everyone)
         self.weighted = len({t.course.cuts for t in self.rows}) > 1
         if self.optimisers is None:
-            self.optimisers = _Optimisers(self)
+            self.optimisers = Optimisers(self)
         else:
             if not self.optimisers.begin(self):
                 self.stepper = None  # its graph steps by other tensors
@@ -169,16 +170,27 @@ class Cohort:
     def run(self) -> list[Fitted]:
         """Train every row to the end of its track, then write the rows back."""
         self._let_go([track for track in self.rows if track.left == 0])
-        while not all(track.is_done for track in self.rows):
+        while going := [i for i, track in enumerate(self.rows) if not track.is_done]:
             self.stepper = self.stepper or self._new_stepper()
-            while not self._is_sparse():
-                self.stepper.advance(min(t.left for t in self.rows if not t.is_done))
-                ended = [t for t in self.rows if not t.is_done and t.left == 0]
-                self._judge([t for t in ended if t.watch is not None])
-                self._let_go(ended)
-            if not all(track.is_done for track in self.rows):
+            self.stepper.narrow(going[-1] + 1)
+            tracks = [self.rows[i] for i in going]
+            if self._is_sparse(tracks, self.stepper.count):
                 self._shrink()
+                continue
+            self.stepper.advance(min(track.left for track in tracks))
+            ended = [track for track in tracks if track.left == 0]
+            self._judge([track for track in ended if track.watch is not None])
+            self._let_go(ended)
         return [track.fitted() for track in self.everyone]
+
+    def first(self, count: int) -> tuple[Tensors, Tensors]:
+        """The first rows of what moves, and of what rests."""
+        if count == len(self.rows):
+            return self.moving, self.resting
+        if count not in self._first:
+            moving = {n: t.detach()[:count].requires_grad_() for n, t in self.moving.items()}
+            self._first[count] = moving, {n: t[:count] for n, t in self.resting.items()}
+        return self._first[count]
 
     def _new_stepper(self) -> Stepper:
         if not can_defer(self):
@@ -189,8 +201,10 @@ class Cohort:
         row = {id(track): i for i, track in enumerate(self.rows)}
         return [row[id(track)] for track in tracks]
 
-    def _is_sparse(self) -> bool:
-        return 2 * sum(not track.is_done for track in self.rows) <= len(self.rows)
+    def _is_sparse(self, going: Sequence[Track], count: int) -> bool:
+        """Whether so few of the rows that are computed go on that the others are left behind."""
+        wasted = (count - len(going)) * max(track.steps_left for track in going)
+        return 2 * len(going) <= count and (not self.graph or wasted >= _WORTH_A_CAPTURE)
 
     def _judge(self, tracks: Sequence[Track]) -> None:
         """Early stopping of the rows whose epoch has ended."""
@@ -239,6 +253,7 @@ class Cohort:
         index = torch.tensor(left, dtype=torch.int64)
         self.is_whole, self.stepper = False, None
         self.rows = [self.rows[i] for i in left]
+        self._first.clear()
         for tensors in (self.moving, self.resting):
             for name, t in tensors.items():
                 fewer = t.detach()[index.to(t.device)]
@@ -246,105 +261,7 @@ class Cohort:
                 self.pairs[name] = list(fewer.unbind(0)), [owned[i] for i in left]
                 tensors[name] = fewer.requires_grad_(tensors is self.moving)
         if self.optimisers is not None:
-            self.optimisers.shrink(left)
-            self.optimisers.point_at(self.moving)
-
-
-class _Optimisers:
-    """One optimiser for each stretch of rows with the same settings."""
-
-    def __init__(self, cohort: Cohort) -> None:
-        self.names = cohort.names
-        self.capturable = cohort.graph
-        runs = [(key, len(list(group))) for key, group in itertools.groupby(cohort.settings)]
-        ends = list(itertools.accumulate(length for _, length in runs))
-        self.stretches = [
-            (key, end - length, end) for (key, length), end in zip(runs, ends, strict=True)
-        ]
-        self.states = [self._kept(cohort, first, last) for _, first, last in self.stretches]
-        self.point_at(cohort.moving)
-
-    def point_at(self, moving: Tensors) -> None:
-        """Make the optimisers over these tensors, with the states there are."""
-        self.built: list[tuple[torch.optim.Optimizer, list[Tensor], int, int]] = []
-        for (settings, first, last), state in zip(self.stretches, self.states, strict=True):
-            slices = [moving[name].detach()[first:last] for name in self.names]
-            optimiser = settings.build(slices, capturable=self.capturable)
-            for name, part in zip(self.names, slices, strict=True):
-                if name in state:
-                    optimiser.state[part] = state[name]
-            self.built.append((optimiser, slices, first, last))
-
-    def step(self, gradients: Sequence[Tensor | None]) -> None:
-        """One step of every row; what has no gradient stays."""
-        for optimiser, slices, first, last in self.built:
-            for part, gradient in zip(slices, gradients, strict=True):
-                if gradient is None:
-                    continue
-                own = gradient[first:last]
-                part.grad = own if own.stride() == part.stride() else own.contiguous()
-            optimiser.step()
-
-    def begin(self, cohort: Cohort) -> bool:
-        """Take what the nodes kept, else zeros, in place; False if new tensors had to be made."""
-        self.states = [self._kept(cohort, first, last) for _, first, last in self.stretches]
-        in_place = True
-        for (optimiser, slices, *_), kept in zip(self.built, self.states, strict=True):
-            for name, part in zip(self.names, slices, strict=True):
-                for entry, t in optimiser.state[part].items():
-                    if isinstance(t, Tensor):
-                        t.zero_() if name not in kept else t.copy_(kept[name][entry])
-                in_place &= bool(optimiser.state[part]) or name not in kept
-        if not in_place:
-            self.point_at(cohort.moving)
-        return in_place
-
-    def state_of(self, row: int) -> Tensors:
-        """What is kept of one row: `parameter/entry`."""
-        kept: Tensors = {}
-        for optimiser, slices, first, last in self.built:
-            if first <= row < last:
-                for name, part in zip(self.names, slices, strict=True):
-                    for entry, t in optimiser.state[part].items():
-                        if isinstance(t, Tensor):
-                            own = t[row - first] if t.dim() else t
-                            kept[f"{name}/{entry}"] = own.clone()
-        return kept
-
-    def shrink(self, left: Sequence[int]) -> None:
-        """Keep these rows only; `point_at` must follow."""
-        stretches, states, start = list[tuple[Optimiser, int, int]](), list[Any](), 0
-        for (settings, first, last), (optimiser, slices, _, _) in zip(
-            self.stretches, self.built, strict=True
-        ):
-            own = [row - first for row in left if first <= row < last]
-            if own:
-                stretches.append((settings, start, start + len(own)))
-                start += len(own)
-                states.append(
-                    {
-                        name: {
-                            entry: t[own] if isinstance(t, Tensor) and t.dim() else t
-                            for entry, t in optimiser.state[part].items()
-                        }
-                        for name, part in zip(self.names, slices, strict=True)
-                        if optimiser.state[part]
-                    }
-                )
-        self.stretches, self.states = stretches, states
-
-    def _kept(self, cohort: Cohort, first: int, last: int) -> dict[str, Tensors]:
-        """What the nodes of these rows kept from an earlier phase."""
-        if cohort.phase.keep is None:
-            return {}
-        group = f"optimiser {cohort.phase.keep}"
-        kept = [track.job.node.recall(group) for track in cohort.rows[first:last]]
-        state: dict[str, Tensors] = {}
-        for path in kept[0]:
-            name, _, entry = path.rpartition("/")
-            t = kept[0][path] if entry == "step" else torch.stack([own[path] for own in kept])
-            state.setdefault(name, {})[entry] = t.clone()
-        return state
+            self.optimisers.shrink(left, self.moving)
 
 
 def _tensors(node: Node) -> Tensors:

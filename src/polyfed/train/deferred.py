@@ -100,6 +100,8 @@ def sigmoid_layers(net: nn.Module) -> list[nn.Linear]:
 class DeferredStepper(Stepper):
     """Steps of all rows, chunk by chunk."""
 
+    can_narrow = False
+
     def __init__(self, cohort: Cohort) -> None:
         super().__init__(cohort)
         layer = first_layer(cohort.loss.net)
@@ -154,7 +156,7 @@ class DeferredStepper(Stepper):
         if cohort.optimisers is not None:
             own = iter(gradients)
             cohort.optimisers.step(
-                [None if name == self.name else next(own) for name in cohort.moving]
+                [None if name == self.name else next(own) for name in cohort.moving], self.count
             )
         self.losses.index_copy_(1, self.at, losses.detach().to(self.losses.dtype).unsqueeze(1))
         self.at += 1

@@ -6,9 +6,10 @@ On a GPU the step becomes a CUDA graph, which finds its batch by a counter on th
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ _AHEAD = 1 << 18  # of these, where the device works on while the next are prepa
 _FEW = 4  # steps that are prepared at least, if there are as many
 _WARM = 3  # real steps before a CUDA graph is captured
 _WORTH_A_GRAPH = 12
+_FEW_ROWS = 8  # below, fewer of them take a GPU as long
 _REFUSALS = (RuntimeError, NotImplementedError, ValueError, TypeError)  # what vmap raises
 _HIDDEN = (functional.linear, functional.conv1d, functional.conv2d, functional.conv3d)
 
@@ -48,10 +50,17 @@ def undisturbed() -> Iterator[None]:
 
 
 class Stepper:
-    """Steps of all rows: batches from a table, by a counter that lives on the device."""
+    """Steps of all rows: batches from a table, by a counter that lives on the device.
+
+    Attributes:
+        count: how many rows take a step, from the first on.
+    """
+
+    can_narrow: ClassVar[bool] = True
 
     def __init__(self, cohort: Cohort) -> None:
         self.cohort, self.tracks = cohort, cohort.rows
+        self.count = len(self.tracks)
         self.pool = Pool([track.split for track in self.tracks], own=cohort.is_lent)
         self.width = max(track.course.widest for track in self.tracks)
         rows, device = len(self.tracks), self.pool.x.device
@@ -65,16 +74,28 @@ class Stepper:
         self.weight = torch.zeros(shape, device=device) if cohort.weighted else None
         self.losses = torch.zeros(rows, self.capacity, device=device)
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by `count`
         self.graph_from = _WARM if cohort.graph and longest >= _WORTH_A_GRAPH else None
-        self.taken = 0
+        self.taken = Counter[int]()  # steps, by `count`
 
     def begin(self, tracks: Sequence[Track]) -> bool:
         """Use it for a new phase of the same rows; False if it does not suit."""
         widest = max(track.course.widest for track in tracks)
         fits = widest == self.width and (self.weight is not None) == self.cohort.weighted
-        self.tracks = list(tracks)
+        self.tracks, self.count = list(tracks), len(tracks)
         return fits and self.pool.refill([track.split for track in tracks])
+
+    def narrow(self, needed: int) -> None:
+        """Leave rows out that follow the first ones that are needed: they are done.
+
+        With graphs half of them at a time: each number of rows has its own.
+        """
+        if not self.can_narrow or not self.taken:  # no state yet of which to take a part
+            return
+        if self.graph_from is None:
+            self.count = needed
+        while self.count > _FEW_ROWS and -(-self.count // 2) >= needed:
+            self.count = -(-self.count // 2)
 
     def advance(self, steps: int) -> None:
         """So many steps of every row that is not done."""
@@ -90,9 +111,9 @@ class Stepper:
     def _fill(self, count: int) -> list[int]:
         """Write the next batches into the table; their widths."""
         moving = [(row, track) for row, track in enumerate(self.tracks) if not track.is_done]
-        tables = [table[:, :count] for table in (self.index, self.weight) if table is not None]
+        tables = [t[: self.count, :count] for t in (self.index, self.weight) if t is not None]
         written = [_on_host(table) for table in tables]
-        if self.weight is not None or len(moving) < len(self.tracks):
+        if self.weight is not None or len(moving) < self.count:
             for table in written:
                 table.zero_()
         widths = [self.width] * count if self.weight is not None else moving[0][1].widths(count)
@@ -112,13 +133,13 @@ class Stepper:
         for width in widths:
             if self._is_due(width):
                 self._capture()
-            if self.graph is not None and width == self.width:
-                self.graph.replay()
-            elif self.taken:
+            if self.count in self.graphs and width == self.width:
+                self.graphs[self.count].replay()
+            elif self.cohort.has_stepped:
                 self._step(width)
             else:
                 self._first_step(width)
-            self.taken += 1
+            self.taken[self.count] += 1
 
     def _first_step(self, width: int) -> None:
         try:
@@ -126,36 +147,37 @@ class Stepper:
         except torch.OutOfMemoryError:
             raise
         except _REFUSALS as error:
-            if self.cohort.has_stepped:
-                raise
             raise CannotStackError(str(error)) from error
         self.cohort.has_stepped = True
 
     def _is_due(self, width: int) -> bool:
         """Whether to capture the graph now; the first steps have warmed everything up."""
-        ready = self.graph_from is not None and self.taken >= self.graph_from
-        return ready and self.graph is None and width == self.width
+        ready = self.graph_from is not None and self.taken[self.count] >= self.graph_from
+        return ready and self.count not in self.graphs and width == self.width
 
     def _capture(self) -> None:
         graph = torch.cuda.CUDAGraph()
+        known = next(iter(self.graphs.values()), None)  # one at a time is replayed
         torch.cuda.synchronize()
-        with undisturbed(), torch.cuda.graph(graph):
+        with undisturbed(), torch.cuda.graph(graph, pool=None if known is None else known.pool()):
             self._step(self.width)
-        self.graph = graph
+        self.graphs[self.count] = graph
 
     def _step(self, width: int) -> None:
-        cohort = self.cohort
-        index = self.index.index_select(1, self.at).squeeze(1)[:, :width]
+        cohort, count = self.cohort, self.count
+        moving, resting = cohort.first(count)
+        index = self.index[:count].index_select(1, self.at).squeeze(1)[:, :width]
         weight = None
         if self.weight is not None:
-            weight = self.weight.index_select(1, self.at).squeeze(1)
+            weight = self.weight[:count].index_select(1, self.at).squeeze(1)
             weight = weight / weight.sum(1, keepdim=True).clamp(min=1)
         x, y = self.pool.take(index)
-        losses = cohort.loss.of_rows({**cohort.moving, **cohort.resting}, x, y, weight)
-        gradients = torch.autograd.grad(losses.sum(), list(cohort.moving.values()))
+        losses = cohort.loss.of_rows({**moving, **resting}, x, y, weight)
+        gradients = torch.autograd.grad(losses.sum(), list(moving.values()))
         if cohort.optimisers is not None:
-            cohort.optimisers.step(gradients)
-        self.losses.index_copy_(1, self.at, losses.detach().to(self.losses.dtype).unsqueeze(1))
+            cohort.optimisers.step(gradients, count)
+        noted = losses.detach().to(self.losses.dtype).unsqueeze(1)
+        self.losses[:count].index_copy_(1, self.at, noted)
         self.at += 1
 
 

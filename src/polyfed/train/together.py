@@ -132,7 +132,7 @@ class Trainer:
             if key[0] == "lane":
                 yield members
                 continue
-            members.sort(key=lambda i: repr(jobs[i].phase.optimiser))  # stable: rows of a kind
+            members.sort(key=lambda i: (repr(jobs[i].phase.optimiser), -_num_steps(jobs[i])))
             if len(members) > 1 and self._is_better([jobs[i] for i in members], key):
                 yield from _pieces(members, self._most_rows([jobs[i] for i in members]))
             else:

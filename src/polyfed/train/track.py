@@ -185,12 +185,12 @@ class Pool:
         return is_done and (self._y is None or self._y.refill(targets))
 
     def take(self, index: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The samples of these places in each row's own data: (rows, batch, ...)."""
-        x = self.x.index_select(0, (index + self._x.at).flatten())
+        """The samples of these places in the own data of the first rows: (rows, batch, ...)."""
+        x = self.x.index_select(0, (index + self._x.at[: len(index)]).flatten())
         x = x.view(*index.shape, *self.x.shape[1:])
         if self.y is None or self._y is None:
             return x, None
-        y = self.y.index_select(0, (index + self._y.at).flatten())
+        y = self.y.index_select(0, (index + self._y.at[: len(index)]).flatten())
         return x, y.view(*index.shape, *self.y.shape[1:])
 
     def sweep(self, num_rows: int) -> Iterator[tuple[Tensor, Tensor]]:
