@@ -149,6 +149,46 @@ def test_rows_that_end_before_others_that_precede_them_are_left_behind(
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
+def test_a_stack_that_has_not_stepped_takes_what_its_nodes_kept_elsewhere(settings: str) -> None:
+    each, kept = phase(optimiser=SETTINGS[settings], keep="here"), Kept()
+    ours = [node(i, 12) for i in range(3)]
+    fit_cohort([Job(n, replace(each, epochs=0), ("none",)) for n in ours], kept=kept)
+    for n in ours:
+        fit(n, each, "elsewhere")
+    compare(ours, each, 2, kept)
+    assert len(kept) == 1
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_nodes_with_an_optimiser_and_without_are_not_one_stack(settings: str) -> None:
+    each, trainer = phase(optimiser=SETTINGS[settings], keep="here"), Trainer("always")
+    ours = [node(i, 12) for i in range(4)]
+    alone = [replace(n, model=n.model.copy(), memory={}) for n in ours]
+    for k, some in enumerate((slice(2, 4), slice(0, 4), slice(1, 4))):
+        trainer.train([Job(n, each, ("p", k)) for n in ours[some]])
+        for own in alone[some]:
+            fit(own, each, "p", k)
+    for n, own in zip(ours, alone, strict=True):
+        states = own.model.state() | own.memory
+        for name, t in (n.model.state() | n.memory).items():
+            torch.testing.assert_close(t, states[name], rtol=1e-3, atol=2e-5, msg=name)
+
+
+def test_one_sample_at_a_time(seen: list[int | str]) -> None:
+    """Whose steps are of all rows: see `deferred`."""
+    draw = torch.Generator().manual_seed(1)
+    ours = []
+    for i, size in enumerate([9, 5, 2]):
+        with ambient(i):
+            net = nn.Sequential(nn.Linear(260, 4), nn.Sigmoid(), nn.Linear(4, 3))
+        x = torch.randn(size, 260, generator=draw)
+        data = Data(may_miss_classes=True, train=(x, x[:, :3].argmax(1)))
+        ours.append(Node(f"N{i}", data, Model.split(net, trunk="0", head="2")))
+    compare(ours, phase(batch=1, optimiser=SETTINGS["sgd"]), 2, Kept())
+    assert seen == ["made", "made"], "its steps are its own"
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
 def test_a_stack_is_lent_to_nodes_whose_optimisers_count_otherwise(
     settings: str, seen: list[int | str]
 ) -> None:
