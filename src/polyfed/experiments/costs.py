@@ -14,7 +14,7 @@ from typing import Any
 
 from polyfed import experiments
 from polyfed.engines.table import size
-from polyfed.experiments.results import Results, folder_of
+from polyfed.experiments.results import Results, folder_of, readings_of
 
 PAGE, BARE = "costs.md", "bare_loop.json"
 BARE_COMMAND = (
@@ -23,8 +23,9 @@ BARE_COMMAND = (
 )
 _HEAD = """# What the results cost
 
-**In all**: seconds of all runs together; runs that train as one on a GPU share its time. **A run**:
-median, and the shortest and longest. **Sent**: bytes that leave a node in one run, by the ledger;
+**In all**: seconds of all runs together; runs that train as one on a GPU share its time, but what
+several processes (`--jobs`) took beside each other counts for each. **A run**: median, and the
+shortest and longest. **Sent**: bytes that leave a node in one run, by the ledger;
 the least and the most over the experiment's cells. Made from the summaries beside this page:
 `polyfed experiments --out docs/results --pages`.
 """
@@ -42,20 +43,19 @@ def costs(out: Path) -> str:
     heads = ["experiment", "device", "runs", "seconds in all", "seconds a run", "sent per node"]
     rows = []
     for experiment in experiments.every().values():
-        path = folder_of(experiment, out) / "summary.json"
-        if path.exists():
-            rows.append(_row(Results.read(path)))
+        for folder in (folder_of(experiment, out), *readings_of(experiment, out)):
+            if (folder / "summary.json").exists():
+                rows.append(_row(Results.read(folder / "summary.json"), folder.name))
     parts = [_HEAD, _table(heads, rows)]
     if (out / BARE).exists():
         parts += ["", _BARE, _bare(json.loads((out / BARE).read_text(encoding="utf-8")))]
     return "\n".join(parts) + "\n"
 
 
-def _row(results: Results) -> list[str]:
+def _row(results: Results, name: str) -> list[str]:
     summary = results.summary
     seconds = [each for cell in summary["cells"] for each in cell["seconds"]]
     sent = [each for cell in summary["cells"] for each in cell["bytes_sent_per_node"]]
-    name = results.experiment.name
     return [
         f"[`{name}`]({name}/page.md)",
         summary["device"],
