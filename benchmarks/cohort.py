@@ -2,6 +2,10 @@
 
     python benchmarks/cohort.py [--device cuda] [--nodes 16 160 960] [--repeats 5] [--json FILE]
 
+Networks: `mlp` is 784-300-100-62 with batches of 180 (`--nodes`), `cnn` FedLinked's for CIFAR-10
+with batches of 87 (`--cnn`), `small` LI's with batches of ten and AdamW (`--small`), which on a GPU
+is stacked by columns (`train/columns.py`); `a lane each` is what would be done without them.
+
 Every way trains the same phase through the library's own trainer (`Trainer.train`, what `pf.run`
 calls): SGD on made-up data of the shape named. Times are per step of all nodes, the median over
 repeats, taken in turn; `of peak` is the share of the matrix-product rate that this device reaches
@@ -30,6 +34,8 @@ from torch.nn import functional
 import polyfed as pf
 from polyfed.core.phase import Optimiser, Phase, cross_entropy
 from polyfed.models import conv_net, mlp
+from polyfed.models.fedavg_cnn import fedavg_cnn
+from polyfed.train import together
 from polyfed.train.together import Trainer
 from polyfed.train.track import Job
 
@@ -74,6 +80,9 @@ def measure(
     }
     if device.type == "cuda":
         ways["stacked, graph"] = (lambda steps: _train(graph, jobs, steps), count)
+    if device.type == "cuda" and network == "small":
+        lanes = Trainer("always")
+        ways["a lane each"] = (lambda steps: _train_lanes(lanes, jobs, steps), count)
     if network == "mlp":
         ways["bmm prototype"] = (prototype(count, device), count)
     times: dict[str, list[float]] = {way: [] for way in ways}
@@ -107,8 +116,12 @@ def federation(network: str, count: int, device: torch.device) -> list[Job]:
     """
     generator = torch.Generator(device).manual_seed(0)
     shape: tuple[int, ...]
+    optimiser = SGD
     if network == "mlp":
         net, shape, classes, batch = mlp(MLP[0], MLP[1:-1], MLP[-1]), (784,), 62, BATCH
+    elif network == "small":
+        shape, classes, batch = (3, 32, 32), 10, 10
+        net, optimiser = fedavg_cnn(shape, classes), ADAMW
     else:  # FedLinked's for CIFAR-10, with its batch of 0.02 * 4374
         net = conv_net((3, 32, 32), 4, blocks=3, channels=64, representation=256, dropout=0.36)
         shape, classes, batch = (3, 32, 32), 4, 87
@@ -116,7 +129,7 @@ def federation(network: str, count: int, device: torch.device) -> list[Job]:
     x = torch.randn(all_of_them, *shape, generator=generator, device=device)
     y = torch.randint(classes, (all_of_them,), generator=generator, device=device)
     model = pf.Model.split(net.to(device), all=...)
-    phase = Phase(label="step", objective=cross_entropy, steps=1, batch=batch, optimiser=SGD)
+    phase = Phase(label="step", objective=cross_entropy, steps=1, batch=batch, optimiser=optimiser)
     jobs = []
     for i in range(count):
         data = pf.Data(train=(x[i : i + own], y[i : i + own]))
@@ -126,6 +139,7 @@ def federation(network: str, count: int, device: torch.device) -> list[Job]:
 
 
 SGD = Optimiser(name="sgd", lr=0.01)
+ADAMW = Optimiser(name="adamw", lr=5e-4, weight_decay=0.1)
 
 
 def prototype(count: int, device: torch.device) -> Callable[[int], object]:
@@ -188,6 +202,15 @@ def _train(trainer: Trainer, jobs: Sequence[Job], steps: int) -> None:
     trainer.train([Job(j.node, phase, j.path) for j in jobs])
 
 
+def _train_lanes(trainer: Trainer, jobs: Sequence[Job], steps: int) -> None:
+    """The same, with no networks stacked by columns."""
+    fewest, together._FEWEST = together._FEWEST, len(jobs) + 1
+    try:
+        _train(trainer, jobs, steps)
+    finally:
+        together._FEWEST = fewest
+
+
 def _enough(go: Callable[[int], object], device: torch.device, seconds: float) -> int:
     """Steps that take about so many seconds."""
     go(20 if device.type == "cuda" else 1)
@@ -231,7 +254,8 @@ def _multiplications(net: nn.Module, x: Tensor) -> int:
 
 
 def _cases(arguments: argparse.Namespace) -> list[tuple[str, int]]:
-    return [("mlp", n) for n in arguments.nodes] + [("cnn", n) for n in arguments.cnn]
+    asked = {"mlp": arguments.nodes, "cnn": arguments.cnn, "small": arguments.small}
+    return [(network, n) for network, counts in asked.items() for n in counts]
 
 
 def _arguments() -> argparse.Namespace:
@@ -240,6 +264,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--nodes", type=int, nargs="*", default=[16, 160, 960, 4800])
     parser.add_argument("--cnn", type=int, nargs="*", default=[3, 30])
+    parser.add_argument("--small", type=int, nargs="*", default=[])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each repeat, about")
     parser.add_argument("--threads", type=int, default=2)
