@@ -48,6 +48,9 @@ def test_another_reading_is_listed_below_its_experiment(tmp_path: Path) -> None:
     below = lines[next(i for i, line in enumerate(lines) if line.startswith(f"| `{name}`")) + 1]
     assert below.startswith(f"| [… with `own_start=true-weights=uniform-1`]({other}/page.md) |")
     assert "quick" not in found[tmp_path / "index.md"]
+    costs = found[tmp_path / "costs.md"].splitlines()
+    assert [line for line in costs if line.startswith(f"| [`{other}`]({other}/page.md) | cuda")]
+    assert not any("quick" in line for line in costs)
 
 
 def test_the_list_says_what_was_not_run(tmp_path: Path) -> None:

@@ -160,5 +160,11 @@ def test_from_a_terminal(tmp_path: Path, table: Experiment) -> None:
     summary = json.loads((tmp_path / table.name / "summary.json").read_text(encoding="utf-8"))
     assert len(summary["cells"]) == len(labels)
     assert summary["changed"] == []
-    done = CliRunner().invoke(app, ["reproduce", "--all", "--join"])
-    assert done.exit_code != 0
+
+
+@pytest.mark.parametrize("what", [["--all"], ["tiny-table", "tiny-sweep"]], ids=["all", "two"])
+def test_only_one_is_joined(what: list[str], tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["reproduce", *what, "--join", "--out", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "--join adds to one experiment" in done.output
+    assert not list(tmp_path.iterdir())

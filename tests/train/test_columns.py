@@ -70,6 +70,38 @@ def test_columns_and_their_gradients_are_those_of_a_convolution(
         torch.testing.assert_close(ours, theirs)
 
 
+class _Rounding(TorchDispatchMode):
+    """Notes whether the factors of each product would be rounded on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: list[bool] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.bmm):
+            self.noted.append(torch.backends.cuda.matmul.allow_tf32)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("rounds", [True, False])
+def test_products_are_rounded_where_convolutions_are(
+    rounds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no others: what was set for products before is set again."""
+    products, before = torch.backends.cuda.matmul, torch.backends.cuda.matmul.allow_tf32
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", rounds)
+    products.allow_tf32 = not rounds
+    x, weight = double(2, 3, 9, 8), double(4, 3, 3, 3, seed=1)
+    try:
+        with _Rounding() as seen:
+            torch.autograd.grad(conv2d(x, weight).sum(), [x, weight])
+            assert seen.noted == [rounds] * 3
+            _ = x.flatten(1) @ x.flatten(1).mT
+    finally:
+        products.allow_tf32 = before
+    assert seen.noted[3:] == [not rounds]
+
+
 @pytest.mark.parametrize(("filters", "how"), SETTINGS, ids=str)
 def test_how_many_columns_there_are(filters: tuple[int, ...], how: dict[str, Any]) -> None:
     x, weight = double(5, 3, 9, 8).detach().float(), double(*filters).detach().float()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +28,19 @@ from polyfed.train.loop import fit
 from polyfed.train.track import Job
 
 LITERAL = Path(__file__).parent / "literal_chunk.py"
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
+@pytest.mark.parametrize("name", ["kernels", "narrow"])
+def test_kernels_are_as_they_are_written(name: str) -> None:
+    """The check of types, which wraps what it checks, leaves them alone: else none compiles."""
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+    module = import_module(f"polyfed.train.{name}")
+    made = [f for f in vars(module).values() if isinstance(f, (JITFunction, InterpretedFunction))]
+    assert made
+    assert all(f.fn.__globals__ is vars(module) for f in made)
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")

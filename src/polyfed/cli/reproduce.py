@@ -139,8 +139,8 @@ def _agree(
         raise ConfigError("--only chooses cells of one experiment: name that one alone.")
     if every and reading:
         raise ConfigError("--with reads one experiment in another way: name it instead of --all.")
-    if every and join:
-        raise ConfigError("--join adds to one experiment: name it instead of --all.")
+    if join and len(names) != 1:
+        raise ConfigError("--join adds to one experiment: name that one alone.")
     if resume and not every:
         raise ConfigError("--resume belongs to --all: an experiment by itself always goes on.")
 

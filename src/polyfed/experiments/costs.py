@@ -14,7 +14,7 @@ from typing import Any
 
 from polyfed import experiments
 from polyfed.engines.table import size
-from polyfed.experiments.results import Results, folder_of, readings_of
+from polyfed.experiments.results import Results, summaries_of
 
 PAGE, BARE = "costs.md", "bare_loop.json"
 BARE_COMMAND = (
@@ -41,11 +41,11 @@ measured so.
 def costs(out: Path) -> str:
     """The page."""
     heads = ["experiment", "device", "runs", "seconds in all", "seconds a run", "sent per node"]
-    rows = []
-    for experiment in experiments.every().values():
-        for folder in (folder_of(experiment, out), *readings_of(experiment, out)):
-            if (folder / "summary.json").exists():
-                rows.append(_row(Results.read(folder / "summary.json"), folder.name))
+    rows = [
+        _row(Results.read(path), path.parent.name)
+        for experiment in experiments.every().values()
+        for path in summaries_of(experiment, out)
+    ]
     parts = [_HEAD, _table(heads, rows)]
     if (out / BARE).exists():
         parts += ["", _BARE, _bare(json.loads((out / BARE).read_text(encoding="utf-8")))]

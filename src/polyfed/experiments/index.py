@@ -9,7 +9,7 @@ from polyfed import experiments
 from polyfed.experiments import costs
 from polyfed.experiments.experiment import Experiment
 from polyfed.experiments.page import page
-from polyfed.experiments.results import Results, folder_of, readings_of, state_of
+from polyfed.experiments.results import Results, folder_of, readings_of, state_of, summaries_of
 from polyfed.record.files import write_text
 
 _HEAD = """# Results
@@ -34,11 +34,11 @@ _NOT_LISTED = {
 
 def pages(out: Path) -> dict[Path, str]:
     """Every page that the summaries in a folder make, with the list of all, by its path."""
-    found = {}
-    for experiment in experiments.every().values():
-        for folder in (folder_of(experiment, out), *readings_of(experiment, out)):
-            if (folder / "summary.json").exists():
-                found[folder / "page.md"] = page(Results.read(folder / "summary.json"))
+    found = {
+        path.parent / "page.md": page(Results.read(path))
+        for experiment in experiments.every().values()
+        for path in summaries_of(experiment, out)
+    }
     return {**found, out / "index.md": _index(out), out / costs.PAGE: costs.costs(out)}
 
 

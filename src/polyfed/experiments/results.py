@@ -189,6 +189,12 @@ def readings_of(experiment: Experiment, out: Path) -> list[Path]:
     return sorted(path.parent for path in found if not path.parent.name.endswith("-quick"))
 
 
+def summaries_of(experiment: Experiment, out: Path) -> list[Path]:
+    """The summaries of an experiment in a folder of results: its own first, then other readings."""
+    folders = (folder_of(experiment, out), *readings_of(experiment, out))
+    return [path for folder in folders if (path := folder / "summary.json").exists()]
+
+
 def state_of(experiment: Experiment, out: Path) -> str:
     """Where an experiment stands in a folder of results: not run, cannot (why), or as judged."""
     if experiment.cannot:

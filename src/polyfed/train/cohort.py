@@ -172,7 +172,7 @@ class Cohort:
         self._let_go([track for track in self.rows if track.left == 0])
         while going := [i for i, track in enumerate(self.rows) if not track.is_done]:
             self.stepper = self.stepper or self._new_stepper()
-            self.stepper.narrow(going[-1] + 1)
+            self.stepper.leave_out(going[-1] + 1)
             tracks = [self.rows[i] for i in going]
             if self._is_sparse(tracks, self.stepper.count):
                 self._shrink()

@@ -100,7 +100,7 @@ def sigmoid_layers(net: nn.Module) -> list[nn.Linear]:
 class DeferredStepper(Stepper):
     """Steps of all rows, chunk by chunk."""
 
-    can_narrow = False
+    can_leave_out = False
 
     def __init__(self, cohort: Cohort) -> None:
         super().__init__(cohort)

@@ -182,6 +182,7 @@ def _flat_sum(x):
 
 
 @triton.jit(do_not_specialize=["loss_stride", "size"])
+@no_type_check
 def _kernel(
     outputs, inner, deltas, labels, losses, loss_stride, rates, bias,
     w2, b2, w3, b3, w4, b4, size,

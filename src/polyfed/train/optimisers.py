@@ -47,7 +47,7 @@ class _Group:
     def among(self, count: int, capturable: bool) -> _Group:
         """Those of its rows that are among the first of the stack, with their part of the state."""
         here = [each for each in self.stretches if each.first < count]
-        fewer = [
+        fewer = [  # `last` may lie beyond: then the gradients of the first rows end before it
             _Stretch(each.first, each.last, [part[: count - each.first] for part in each.parts])
             for each in here
         ]

@@ -56,7 +56,7 @@ class Stepper:
         count: how many rows take a step, from the first on.
     """
 
-    can_narrow: ClassVar[bool] = True
+    can_leave_out: ClassVar[bool] = True
 
     def __init__(self, cohort: Cohort) -> None:
         self.cohort, self.tracks = cohort, cohort.rows
@@ -85,12 +85,12 @@ class Stepper:
         self.tracks, self.count = list(tracks), len(tracks)
         return fits and self.pool.refill([track.split for track in tracks])
 
-    def narrow(self, needed: int) -> None:
-        """Leave rows out that follow the first ones that are needed: they are done.
+    def leave_out(self, needed: int) -> None:
+        """Leave out the rows that follow the first ones that are needed: they are done.
 
         With graphs half of them at a time: each number of rows has its own.
         """
-        if not self.can_narrow or not self.taken:  # no state yet of which to take a part
+        if not self.can_leave_out or not self.taken:  # no state yet of which to take a part
             return
         if self.graph_from is None:
             self.count = needed

@@ -242,13 +242,13 @@ def test_with_graphs_half_of_the_rows_are_left_out_at_a_time(
     one.count = 9
     counts = []
     for needed in (9, 6, 5, 4, 3, 2, 1):
-        one.narrow(needed)
+        one.leave_out(needed)
         counts.append(one.count)
     assert counts == [9, 9, 5, 5, 3, 2, 2]
     one.begin(one.tracks)
     assert one.count == 9, "all of them go on"
     one.taken.clear()
-    one.narrow(1)
+    one.leave_out(1)
     assert one.count == 9, "no step was taken: there is no state"
 
 
