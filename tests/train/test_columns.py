@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
+import os
+import subprocess
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -32,6 +39,7 @@ from polyfed.train.stepper import StackedLayers
 from polyfed.train.together import Exam, StackWarning, Trainer
 from polyfed.train.track import Job
 
+LITERAL = Path(__file__).parent / "literal_windows.py"
 IMAGE = (2, 16, 17)
 SETTINGS: list[tuple[tuple[int, ...], dict[str, Any]]] = [  # filters, and how they are applied
     ((4, 3, 3, 3), {}),
@@ -68,6 +76,81 @@ def test_columns_and_their_gradients_are_those_of_a_convolution(
     found = torch.autograd.grad((stacked * pull).sum(), given)
     for ours, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
+def test_kernels_are_convolutions_and_pooling() -> None:
+    """By Triton's interpreter, in a process of its own."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, str(LITERAL), json.dumps(SETTINGS)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = [float(line) for line in done.stdout.split()]
+    assert len(found) == 2 * len(SETTINGS) + 5
+    assert max(found) < 5e-5
+    assert max(found[-5:]) == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("filters", "how"), SETTINGS, ids=str)
+def test_cuda_kernels_are_convolutions_and_pooling(
+    filters: tuple[int, ...], how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    given = [double(2, 3, 3, 19, 18), double(2, *filters, seed=1), double(2, filters[0], seed=2)]
+    given = [t.detach().float().cuda().requires_grad_() for t in given]
+
+    def layers(*own: Tensor) -> Tensor:
+        return functional.max_pool2d(functional.conv2d(*own, **how), 2)
+
+    def stacked(*own: Tensor) -> Tensor:
+        with StackedLayers():
+            return layers(*own)
+
+    alone = torch.stack([layers(*own) for own in zip(*given, strict=True)])
+    found = vmap(stacked)(*given)
+    pull = torch.randn_like(alone)
+    ours, theirs = (torch.autograd.grad(out, given, pull) for out in (found, alone))
+    for a, b in zip((found, *ours), (alone, *theirs), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("size", "how", "is_ours"),
+    [
+        (2, {}, True),
+        ((2, 3), {"stride": (2, 3)}, True),
+        (2, {"stride": 2}, True),
+        (2, {"stride": 1}, False),
+        (2, {"padding": 1}, False),
+        (2, {"dilation": 2}, False),
+        (2, {"ceil_mode": True}, False),
+        (2, {"return_indices": True}, False),
+    ],
+    ids=str,
+)
+def test_windows_that_overlap_are_left_to_torch(
+    size: Any, how: dict[str, Any], is_ours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And channels that are not last in memory."""
+    pooled = torch.zeros(())
+    kernels = Mock(max_pool=Mock(return_value=pooled))
+    monkeypatch.setattr(columns, "_kernels", lambda x: kernels)
+    x = torch.zeros(2, 7, 7, 5).permute(0, 3, 1, 2)
+    with StackedLayers():
+        assert (functional.max_pool2d(x, size, **how) is pooled) == is_ours
+        assert functional.max_pool2d(x.contiguous(), size, **how) is not pooled
+        assert functional.max_pool2d(x[0], size, **how) is not pooled
+    assert kernels.max_pool.call_args_list == [call(x, *_sides(size))] * is_ours
+
+
+def _sides(size: Any) -> tuple[int, int]:
+    return size if isinstance(size, tuple) else (size, size)
+
+
+def test_kernels_are_for_gpus_and_single_precision() -> None:
+    assert columns._kernels(torch.zeros(1)) is None
+    assert columns._kernels(torch.zeros(1, device="meta")) is None
 
 
 class _Rounding(TorchDispatchMode):

@@ -1,19 +1,24 @@
 """Convolutions of a stack as one matrix product of what lies under the filter (im2col).
 
-    x (batch, C, H, W)  ->  columns (batch H' W', C k k)  ->  columns W'  (batch H' W', O)
+    x (batch, C, H, W)  ->  columns (batch H' W', k k C + 1)  ->  columns W'  (batch H' W', O)
+
+The last number of a column is 1, that of a filter in W its bias: so the product adds the biases,
+and its gradient sums theirs.
 
 Stacked, a convolution with a filter per row becomes one in groups, which GPUs do badly; this is one
 product for all rows, and its gradient two. The columns hold every pixel as often as filters touch
 it, so it pays where they are small: with small batches, whose many small kernels take the time.
-Channels come out last in memory, as the product leaves them; pooling takes them as they are.
+Channels come out last in memory, as the product leaves them; pooling takes them as they are. On a
+GPU columns and pooling are kernels of our own (`windows`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,12 +36,35 @@ from polyfed.train.track import Job
 _LIMIT = 8 << 20  # bytes of the columns of one row's batch
 _UNKEPT = 8  # times as many without gradients, where they are let go at once
 _DEVICES = ("cuda",)  # a CPU's own convolutions in groups are faster
+_WIDE = 4  # numbers that products read at once: widths are multiples of it
 _PICTURES = 4  # from so many times as many places as filters on, every picture has its product
 _CONVOLUTIONS = tuple(
     getattr(functional, f"conv{kind}{n}d") for kind in ("", "_transpose") for n in (1, 2, 3)
 )
 
 Pair = int | tuple[int, ...]
+
+
+class Window(NamedTuple):
+    """What a filter sees at once: height and width of each."""
+
+    size: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+
+    @classmethod
+    def of(cls, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair) -> Window:
+        """Of a layer with filters (O, C, height, width)."""
+        return cls(_pair(tuple(weight.shape[2:])), _pair(stride), _pair(padding), _pair(dilation))
+
+    def places(self, sides: Sequence[int]) -> tuple[int, int]:
+        """How often it fits in the height and in the width of a picture."""
+        high, wide = (
+            (n + 2 * p - d * (k - 1) - 1) // s + 1
+            for n, k, s, p, d in zip(sides, *self, strict=True)
+        )
+        return high, wide
 
 
 def by_columns(x: Tensor, *others: Any, **named: Any) -> bool:
@@ -63,11 +91,8 @@ def column_bytes(
     """
     if groups != 1 or isinstance(padding, str) or x.dim() != 4:
         return math.inf
-    sides = zip(
-        x.shape[2:], weight.shape[2:], _pair(stride), _pair(padding), _pair(dilation), strict=True
-    )
-    places = math.prod((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sides)
-    return x.element_size() * len(x) * places * math.prod(weight.shape[1:])
+    places = Window.of(weight, stride, padding, dilation).places(x.shape[2:])
+    return x.element_size() * len(x) * math.prod(places) * math.prod(weight.shape[1:])
 
 
 def conv2d(
@@ -80,25 +105,60 @@ def conv2d(
     groups: int = 1,
 ) -> Tensor:
     """`functional.conv2d` by columns, where `column_bytes` says how many."""
-    pad_h, pad_w = _pair(padding)
-    if pad_h or pad_w:
-        x = functional.pad(x, (pad_w, pad_w, pad_h, pad_h))
-    under = x.permute(0, 2, 3, 1)  # then (batch, H', W', C, k, k)
-    sides = zip(weight.shape[2:], _pair(stride), _pair(dilation), strict=True)
-    for axis, (size, step, gap) in enumerate(sides, 1):
-        under = under.unfold(axis, gap * (size - 1) + 1, step)
-        if gap > 1:
-            under = under[..., ::gap]
-    batch, height, width = under.shape[:3]
-    out, filters = len(weight), weight.flatten(1).mT
+    window = Window.of(weight, stride, padding, dilation)
+    (height, width), batch, out = window.places(x.shape[2:]), len(x), len(weight)
+    columns, filters = _factors(x, weight, bias, window)
     if height * width >= _PICTURES * out:  # a long sum for small filters: more, shorter ones
-        columns = under.reshape(batch, height * width, -1)
-        product = _product(columns, filters.expand(batch, -1, -1))
+        product = _product(columns, filters.mT.expand(batch, -1, -1))
     else:
-        product = _product(under.reshape(batch * height * width, -1), filters)
-    if bias is not None:
-        product = product + bias
+        product = _product(columns.flatten(0, 1), filters.mT)
     return product.view(batch, height, width, out).permute(0, 3, 1, 2)
+
+
+def _factors(
+    x: Tensor, weight: Tensor, bias: Tensor | None, window: Window
+) -> tuple[Tensor, Tensor]:
+    """Columns (batch, places, width) and filters (O, width)."""
+    parts, kernels = [weight.permute(0, 2, 3, 1).flatten(1)], _kernels(x)
+    if bias is not None:
+        parts.append(bias[:, None])
+    numbers = parts[0].shape[1] + (bias is not None)
+    if kernels is None:
+        return _unfolded(x, window, numbers), torch.cat(parts, 1)
+    width = -(-numbers // _WIDE) * _WIDE
+    if width > numbers:
+        parts.append(weight.new_zeros(len(weight), width - numbers))
+    return kernels.columns(x, window, width), torch.cat(parts, 1)
+
+
+def _unfolded(x: Tensor, window: Window, width: int) -> Tensor:
+    """What lies under every place, by torch; then 1, if there is room for it."""
+    size, stride, (above, left), dilation = window
+    under = functional.pad(x, (left, left, above, above)).permute(0, 2, 3, 1)
+    for axis, (long, step, gap) in enumerate(zip(size, stride, dilation, strict=True), 1):
+        under = under.unfold(axis, gap * (long - 1) + 1, step)[..., ::gap]
+    columns = under.permute(0, 1, 2, 4, 5, 3).flatten(3).flatten(1, 2)
+    return functional.pad(columns, (0, width - columns.shape[2]), value=1.0)
+
+
+def max_pool2d(x: Tensor, size: Pair, *, stride: Pair | None, **how: Any) -> Tensor | None:
+    """`functional.max_pool2d` of channels that are last in memory; None if there is no kernel."""
+    kernels, own = _kernels(x), _pair(size)
+    is_plain = how == {"padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
+    is_apart = own == _pair(size if stride is None else stride)
+    if kernels is None or not is_plain or not is_apart or x.dim() != 4 or x.stride(1) != 1:
+        return None
+    pooled: Tensor | None = kernels.max_pool(x, *own)
+    return pooled
+
+
+def _kernels(x: Tensor) -> Any:
+    """The module of kernels for such pictures, if they can be used; who has no GPU need not."""
+    if x.device.type != "cuda" or x.dtype != torch.float32 or find_spec("triton") is None:
+        return None
+    from polyfed.train import windows
+
+    return windows
 
 
 class _Product(torch.autograd.Function):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -30,6 +30,7 @@ _WARM = 3  # real steps before a CUDA graph is captured
 _WORTH_A_GRAPH = 12
 _FEW_ROWS = 8  # below, fewer of them take a GPU as long
 _REFUSALS = (RuntimeError, NotImplementedError, ValueError, TypeError)  # what vmap raises
+_USUAL = {"ignore_index": -100, "label_smoothing": 0.0}  # of cross-entropy; else None
 _HIDDEN = (functional.linear, functional.conv1d, functional.conv2d, functional.conv3d)
 
 
@@ -218,17 +219,25 @@ class StackedLayers(TorchFunctionMode):
     """Layers in the form that suits a stack.
 
     Linear layers as (W x')': then the gradient of W comes in W's own layout, without a copy; small
-    convolutions by `columns`. It also does autocast's work for the layers that vmap takes apart
-    before autocast sees them.
+    convolutions, and their pooling, by `columns`; cross-entropy as that of more samples, for which
+    vmap takes it apart. It also does autocast's work for the layers that vmap takes apart before
+    autocast sees them.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Replace linear layers of vectors and small convolutions; leave all else."""
+        """Replace what suits a stack in another form; leave all else."""
         kwargs = kwargs or {}
         if func in _HIDDEN and args and torch.is_autocast_enabled(args[0].device.type):
             args = [a.bfloat16() if isinstance(a, Tensor) else a for a in args]
         if func is functional.conv2d and args and columns.by_columns(*args, **kwargs):
             return columns.conv2d(*args, **kwargs)
+        if func is functional.max_pool2d and len(args) == 2:
+            pooled = columns.max_pool2d(*args, **kwargs)
+            if pooled is not None:
+                return pooled
+        if func is functional.cross_entropy and _is_plain(*args, **kwargs):
+            losses = _losses(*args)
+            return losses if kwargs["reduction"] == "none" else losses.mean()
         if func is functional.linear and not kwargs and args[0].dim() == 2:
             x, weight, *bias = args
             product = weight @ x.mT
@@ -236,6 +245,47 @@ class StackedLayers(TorchFunctionMode):
                 product = product + bias[0][:, None]
             return product.mT
         return func(*args, **kwargs)
+
+
+class _Losses(torch.autograd.Function):
+    """Cross-entropy of every sample; rows of a stack are but more samples."""
+
+    @staticmethod
+    def forward(scores: Tensor, labels: Tensor) -> Tensor:
+        """As torch has it."""
+        return functional.cross_entropy(scores, labels, reduction="none")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        """Both are wanted again."""
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """Of the scores."""
+        scores, labels = ctx.saved_tensors
+        wanted = functional.one_hot(labels, scores.shape[1])
+        return (scores.softmax(1) - wanted) * gradient[:, None], None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, scores: Tensor, labels: Tensor) -> tuple[Tensor, int]:
+        """Of a stack."""
+        rows = [
+            t.expand(info.batch_size, *t.shape) if at is None else t.movedim(at, 0)
+            for t, at in zip((scores, labels), in_dims, strict=True)
+        ]
+        first, second = (t.flatten(0, 1) for t in rows)
+        losses = functional.cross_entropy(first, second, reduction="none")
+        return losses.unflatten(0, (info.batch_size, -1)), 0
+
+
+_losses: Callable[[Tensor, Tensor], Tensor] = _Losses.apply
+
+
+def _is_plain(scores: Tensor, labels: Tensor, *, reduction: str = "mean", **how: Any) -> bool:
+    """Whether it is cross-entropy of vectors of scores with classes, as a mean or of each."""
+    is_usual = reduction in ("mean", "none") and all(how[n] == _USUAL.get(n) for n in how)
+    return is_usual and scores.dim() == 2 and labels.dim() == 1
 
 
 def _on_host(target: Tensor) -> Tensor:
