@@ -283,13 +283,23 @@ def test_a_gain_of_a_cell_that_is_not_there() -> None:
 
 
 def test_only_some_cells(tmp_path: Path, table: Experiment) -> None:
-    found = reproduce(table, out=tmp_path, only=["alo"], seeds=[0], progress=False)
+    found = reproduce(table, out=tmp_path, only=["alone"], seeds=[0], progress=False)
     assert [c["series"] for c in found.summary["cells"]] == ["alone"]
     assert "cells: 2 → 1" in found.summary["changed"]
-    assert "--only alo" in found.summary["command"]
+    assert "--only alone" in found.summary["command"]
     assert [str(o.word) for o in found.orderings().values()] == ["not run"]
     with pytest.raises(ConfigError, match=r"only 'zz'.*There are: alone, averaged"):
         reproduce(table, out=tmp_path, only=["zz"])
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("CIFAR-10", 20), ("CIFAR-10, CNN", 8), ("CIFAR-10, CNN, 5", 4), ("CIFAR-100", 16)],
+)
+def test_names_begin_with_whole_words(text: str, count: int) -> None:
+    """CIFAR-10 does not begin CIFAR-100."""
+    cells = _chosen(ALL["li-table-1"].cells, [text])
+    assert len(cells) == count
 
 
 def test_a_cell_of_that_name_comes_before_cells_that_begin_so() -> None:

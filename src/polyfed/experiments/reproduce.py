@@ -9,6 +9,7 @@ OUT/NAME/page.md, plot.svg, .png   made from the summary; --quick has NAME-quick
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
@@ -155,7 +156,8 @@ def _chosen(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
     labels = dict.fromkeys(cell.label for cell in cells)
     wanted = set[str]()
     for text in only:
-        found = {text} & labels.keys() or {label for label in labels if label.startswith(text)}
+        begins = re.compile(re.escape(text) + r"(?![\w.-])")  # CIFAR-10 does not begin CIFAR-100
+        found = {text} & labels.keys() or set(filter(begins.match, labels))
         if not found:
             names = ", ".join(labels)
             raise ConfigError(f"only {text!r}: no cell's name begins so. There are: {names}.")
