@@ -101,7 +101,10 @@ def test_linear_probe_finds_what_scikit_learn_finds() -> None:
 
 def test_linear_probe_is_named_by_its_seed() -> None:
     train, test = clusters(90, spread=3.0), clusters(2000, spread=3.0, seed=5)
-    scores = [linear_probe(train, test, seed=s, epochs=3, batch=8, lr=0.1) for s in (0, 0, 1, 2)]
+    scores = []
+    for seed in (0, 0, 1, 2):
+        probe._found.clear()
+        scores.append(linear_probe(train, test, seed=seed, epochs=3, batch=8, lr=0.1))
     assert scores[0] == scores[1]
     assert len(set(scores)) > 1
 
@@ -215,3 +218,50 @@ def test_classes_that_only_the_test_has_are_counted_as_wrong() -> None:
     _, y = _pair(test)
     for score in (linear_probe, knn_probe):
         assert score(train, test) <= float((y < 3).double().mean())
+
+
+# ---- what was asked before -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The outcomes of probes that were trained: each another number."""
+    outcomes: list[float] = []
+
+    def train(*given: object) -> float:
+        outcomes.append(float(len(outcomes)))
+        return outcomes[-1]
+
+    monkeypatch.setattr(probe, "_trained", train)
+    monkeypatch.setattr(probe, "_found", {})
+    return outcomes
+
+
+def test_equal_features_are_probed_once(trained: list[float]) -> None:
+    train, test = clusters(20), clusters(20, seed=5)
+    x, y = _pair(train)
+    copy = Split(x.clone(), y.clone())
+    assert linear_probe(train, test) == linear_probe(copy, test) == 0
+    others = [
+        linear_probe(test, train),
+        linear_probe(Split(x + 1e-6, y), test),
+        linear_probe(Split(x, y.flip(0)), test),
+        linear_probe(train, Split(test.x, _pair(test)[1].flip(0))),
+        linear_probe(Split(x.double(), y), Split(test.x.double(), test.y)),
+        linear_probe(train, test, seed=1),
+        linear_probe(train, test, epochs=1),
+        linear_probe(train, test, lr=1.0),
+        linear_probe(train, test, batch=3),
+        linear_probe(train, test, standardise=True),
+    ]
+    assert others == trained[1:] == list(range(1, 11))
+
+
+def test_only_the_last_probes_are_remembered(
+    trained: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "_MOST", 2)
+    train, test = clusters(20), clusters(20, seed=5)
+    asked = [linear_probe(train, test, seed=seed) for seed in (0, 1, 1, 2, 1, 0)]
+    assert asked == [0, 1, 1, 2, 1, 3]
+    assert len(probe._found) == 2

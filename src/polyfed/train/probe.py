@@ -12,6 +12,8 @@ are small or share a large mean, such as those of a trunk without BatchNorm.
 
 from __future__ import annotations
 
+import hashlib
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -24,9 +26,12 @@ from polyfed.core.phase import Optimiser, Phase, cross_entropy
 from polyfed.errors import ConfigError, DataError
 from polyfed.random import stream
 from polyfed.train.evaluate import accuracy
-from polyfed.train.loop import fit
+from polyfed.train.together import Trainer
+from polyfed.train.track import Job
 
 _CHUNK = 1024  # test samples compared with all training samples at a time
+_MOST = 64  # linear probes whose outcome is remembered
+_found: dict[bytes, float] = {}  # these, by what they were given
 
 
 def linear_probe(
@@ -39,7 +44,7 @@ def linear_probe(
     batch: int = 512,
     standardise: bool = False,
 ) -> float:
-    """Test accuracy of a linear layer trained on features.
+    """Test accuracy of a linear layer trained on features; what was asked before is remembered.
 
     Args:
         train: features and labels to learn from.
@@ -51,22 +56,41 @@ def linear_probe(
         standardise: give every feature mean 0 and deviation 1 over the training samples.
     """
     classes = _classes(train, test)
-    if standardise:
-        train, test = _standardised(train, test)
+    given = _digest(train, test, (seed, epochs, lr, batch, standardise))
+    if given not in _found:
+        if standardise:
+            train, test = _standardised(train, test)
+        phase = Phase(
+            label="probe",
+            objective=cross_entropy,
+            epochs=epochs,
+            batch=batch,
+            optimiser=Optimiser(name="adam", lr=lr),
+        )
+        if len(_found) == _MOST:
+            del _found[next(iter(_found))]
+        _found[given] = _trained(train, test, classes, phase, seed)
+    return _found[given]
+
+
+def _trained(train: Split, test: Split, classes: int, phase: Phase, seed: int) -> float:
     x = train.x
     layer = skip_init(nn.Linear, x.shape[1], classes, device=x.device, dtype=x.dtype)
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
     model = Model.split(nn.Sequential(layer), probe="0")
-    phase = Phase(
-        label="probe",
-        objective=cross_entropy,
-        epochs=epochs,
-        batch=batch,
-        optimiser=Optimiser(name="adam", lr=lr),
-    )
-    fit(Node("probe", Data(train=train), model, seed=seed), phase, "probe")
+    node = Node("probe", Data(train=train), model, seed=seed)
+    Trainer("always").train([Job(node, phase, ("probe",))])  # on a GPU its steps are a graph
     return accuracy(model, test)
+
+
+def _digest(train: Split, test: Split, settings: tuple[float, ...]) -> bytes:
+    """What a probe is given, in short: of networks that are equal at all nodes one is trained."""
+    found = hashlib.blake2b(repr((settings, train.x.device)).encode())
+    for t in (train.x, _labels(train), test.x, _labels(test)):
+        found.update(repr((t.dtype, t.shape)).encode())
+        found.update(t.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return found.digest()
 
 
 @torch.no_grad()
