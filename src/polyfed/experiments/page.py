@@ -62,12 +62,14 @@ def tables(results: Results) -> list[Table]:
 
 
 def _comparisons(results: Results) -> Table:
-    rows = []
+    rows, statistic = [], results.experiment.statistic
     for ref, judged in results.comparisons().items():
-        spread = shown(results.spread(results.values(ref) or []), results.experiment.statistic)
-        in_spreads = "-" if judged.spreads is None else f"{judged.spreads:+.1f}"
         paper = results.experiment.published[ref]
-        rows.append([str(ref), spread, paper, f"{judged.difference:+.3f}", in_spreads, judged.word])
+        digits = max(3, len(paper.partition(".")[2].partition(" ")[0]))  # as many as the paper has
+        spread = shown(results.spread(results.values(ref) or []), statistic, digits)
+        in_spreads = "-" if judged.spreads is None else f"{judged.spreads:+.1f}"
+        difference = f"{judged.difference:+.{digits}f}"
+        rows.append([str(ref), spread, paper, difference, in_spreads, judged.word])
     columns = ["figure", "ours", "paper", "difference", "in spreads", "verdict"]
     return "Ours beside the paper's numbers", columns, rows
 

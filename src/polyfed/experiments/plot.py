@@ -89,7 +89,8 @@ def _figure(results: Results) -> Figure:
         drawn: Figure = spec.draw(results.summary["cells"])
         return drawn
     rows = len(_rows(results, spec)) if isinstance(spec, Dots) else 0
-    height = 1.1 + 0.34 * rows if rows else 3.8
+    each = max(0.34, 0.1 * len(_series(results)))
+    height = 1.1 + max(0.8, each * rows) if rows else 3.8
     width = 4.6 if len(panels) > 1 else 6.4
     figure = Figure(figsize=(width * len(panels), height), layout="constrained")
     grid = figure.subplots(1, len(panels), squeeze=False, sharey=bool(rows))[0]
@@ -99,6 +100,8 @@ def _figure(results: Results) -> Figure:
         else:
             _dots(axes, results, panel, spec)
         axes.set_title(panel, loc="left")
+    if isinstance(spec, Dots):
+        figure.supxlabel(spec.y, size="medium", color="#333333")
     _legend(figure, grid, results)
     return figure
 
@@ -222,7 +225,7 @@ def _dots(axes: Axes, results: Results, panel: str, spec: Dots) -> None:
     axes.grid(True, axis="x")
     for row in range(1, len(names)):
         axes.axhline(row - 0.5, color="#EEEEEE", lw=1, zorder=0)
-    axes.set_xlabel(spec.y)
+    axes.locator_params(axis="x", nbins=5)
     if spec.scale == "log":
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
