@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.func import vmap
@@ -69,7 +70,15 @@ def difference(given: list[Tensor], layer: Callable[..., Tensor]) -> float:
     ours, theirs = (torch.autograd.grad(out, given, pull) for out in (stacked, alone))
     pairs = [(stacked, alone), *zip(ours, theirs, strict=True)]
     assert all(torch.equal(a.isnan(), b.isnan()) for a, b in pairs)
+    assert_once_differentiable(vmap(by_kernels)(*given), given[0])
     return max(float((a - b).detach().nan_to_num().abs().max()) for a, b in pairs)
+
+
+def assert_once_differentiable(out: Tensor, x: Tensor) -> None:
+    """A gradient's gradient would have to be written, and is refused."""
+    (first,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.square().sum().backward()
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:

@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from polyfed.train.columns import Window
 from polyfed.train.kernels import compiling
@@ -54,6 +55,7 @@ class _Columns(torch.autograd.Function):
         ctx.shape = x.shape
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Channels come out last in memory."""
         count, channels, height, width = ctx.shape
@@ -155,6 +157,7 @@ class _MaxPool(torch.autograd.Function):
         ctx.save_for_backward(x)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Zeros, but where the largest was."""
         (x,) = ctx.saved_tensors
