@@ -292,6 +292,15 @@ def test_only_some_cells(tmp_path: Path, table: Experiment) -> None:
         reproduce(table, out=tmp_path, only=["zz"])
 
 
+def test_other_data_are_no_reproduction(tmp_path: Path, table: Experiment) -> None:
+    other = replace(table, instead="small ones stand in for large ones")
+    found = reproduce(other, out=tmp_path, only=["alone"], seeds=[0], progress=False)
+    assert found.summary["changed"][0] == "data: small ones stand in for large ones"
+    assert found.state.startswith("partly (data: small ones stand in for large ones; ")
+    missing = {name for name, each in ALL.items() if each.instead}
+    assert missing == {"li-figure-7"}
+
+
 @pytest.mark.parametrize(
     ("text", "count"),
     [("CIFAR-10", 16), ("CIFAR-10, CNN", 8), ("CIFAR-10, CNN, 5", 4), ("CIFAR-100", 16)],

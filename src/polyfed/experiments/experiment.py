@@ -237,6 +237,7 @@ class Experiment:
         statistic: mean and standard deviation, or median and 40th and 60th percentiles.
         plot: how to draw it.
         evaluate_every: rounds between evaluations; the last is always evaluated.
+        instead: what data stand in for the paper's where those are not at hand, in a few words.
         notes: how the paper was read where it leaves something open, a sentence each.
         cannot: why it cannot be run yet, if so.
     """
@@ -253,6 +254,7 @@ class Experiment:
     statistic: Statistic = "mean"
     plot: Lines | Dots | Picture = field(default_factory=Dots)
     evaluate_every: int = 1
+    instead: str = ""
     notes: Sequence[str] = ()
     cannot: str = ""
 

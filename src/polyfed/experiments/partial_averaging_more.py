@@ -26,6 +26,7 @@ from polyfed.methods.partial_averaging import LEVELS, paper_scheme
 DIGITS, LETTERS = "digits by writer", "letters in made-up hands"
 TASKS = {DIGITS: "mnist-writers", LETTERS: "letters-hands"}
 CLASSES = {DIGITS: 10, LETTERS: 26}
+_INSTEAD = "digits and letters of others stand in for FEMNIST's"
 _STAND_IN = (
     "FEMNIST by writer is not at hand. In the place of its digits are MNIST's, each peer one of "
     "the writers with the most of them; in the place of its 62 and 47 characters 26 letters of a "
@@ -67,6 +68,7 @@ def _levels_by_writer() -> Experiment:
         plot=Lines("blocks", scale="log"),
         evaluate_every=10,
         quick=quick(rounds=30, task=_FOUR),
+        instead=_INSTEAD,
         notes=(
             _STAND_IN,
             f"Of the numbers of blocks, 30 to 1000, six were chosen. {_ONE_RUN}",
@@ -106,6 +108,7 @@ def _schemes_by_writer() -> Experiment:
         plot=Lines("blocks", scale="log"),
         evaluate_every=10,
         quick=quick(rounds=30, task=_FOUR),
+        instead=_INSTEAD,
         notes=(
             _STAND_IN,
             "Of the schemes that share whole layers the text names 784-300-100-0; the others are "
@@ -164,6 +167,7 @@ def _number_of_writers() -> Experiment:
         plot=Lines("peers in a group", scale="log"),
         evaluate_every=200,
         quick=quick(16, rounds=2),
+        instead=_INSTEAD,
         notes=(
             _STAND_IN,
             "As in the paper all peers take part and average within groups. The 64th writer leaves "
@@ -206,6 +210,7 @@ def _vehicles() -> Experiment:
         plot=Lines("blocks of 25 samples"),
         evaluate_every=100,
         quick=quick(rounds=100),
+        instead="a part of them, 8 sensor nodes, not 16",
         notes=(
             "A part of the data only is at hand: the 8 sensor nodes with more than 50 samples, "
             "not 16, and from 9 to 200 samples to test on, not 200.",

@@ -105,6 +105,7 @@ def reproduce(
     present = [cell for cell in every if cell.label in there]
     summary["cells"] = [there[cell.label] for cell in present]
     summary["changed"] = [
+        *([f"data: {experiment.instead}"] if experiment.instead else []),
         *experiment.changes(present, len(summary["seeds"]), quick=quick),
         *([] if precision == "float32" else [f"{COMPUTES}{precision}"]),
         *(f"not run, for want of files: {_rows(every, t)}" for t in summary.get("left_out", ())),
