@@ -69,6 +69,15 @@ def test_is_that_of_every_row(how: dict[str, Any], is_ours: bool) -> None:
     assert_same(found, torch.stack([functional.cross_entropy(*own, **how) for own in rows]), SCORES)
 
 
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_labels_that_do_not_count(reduction: str) -> None:
+    labels = LABELS.clone()
+    labels[0, 1] = labels[2, 0] = labels[2, 3] = -100
+    rows = zip(SCORES, labels, strict=True)
+    wanted = [functional.cross_entropy(*own, reduction=reduction) for own in rows]
+    assert_same(stacked(SCORES, labels, reduction=reduction), torch.stack(wanted), SCORES)
+
+
 def test_rows_may_share_labels_or_scores() -> None:
     same = torch.stack([functional.cross_entropy(own, LABELS[0]) for own in SCORES])
     assert_same(stacked(SCORES, LABELS[0], (0, None)), same, SCORES)
@@ -87,5 +96,7 @@ def test_other_targets_are_left_to_torch(targets: Tensor) -> None:
 
 
 def test_a_row_alone() -> None:
-    wanted = functional.cross_entropy(SCORES[0], LABELS[0], reduction="none")
-    assert_same(_losses(SCORES[0], LABELS[0]), wanted, SCORES)
+    labels = LABELS[0].clone()
+    labels[1] = -100
+    wanted = functional.cross_entropy(SCORES[0], labels, reduction="none")
+    assert_same(_losses(SCORES[0], labels), wanted, SCORES)

@@ -30,7 +30,8 @@ _WARM = 3  # real steps before a CUDA graph is captured
 _WORTH_A_GRAPH = 12
 _FEW_ROWS = 8  # below, fewer of them take a GPU as long
 _REFUSALS = (RuntimeError, NotImplementedError, ValueError, TypeError)  # what vmap raises
-_USUAL = {"ignore_index": -100, "label_smoothing": 0.0}  # of cross-entropy; else None
+_IGNORED = -100  # a label that does not count, by torch's default
+_USUAL = {"ignore_index": _IGNORED, "label_smoothing": 0.0}  # of cross-entropy; else None
 _HIDDEN = (functional.linear, functional.conv1d, functional.conv2d, functional.conv3d)
 
 
@@ -236,8 +237,8 @@ class StackedLayers(TorchFunctionMode):
             if pooled is not None:
                 return pooled
         if func is functional.cross_entropy and _is_plain(*args, **kwargs):
-            losses = _losses(*args)
-            return losses if kwargs["reduction"] == "none" else losses.mean()
+            losses, counts = _losses(*args), args[1] != _IGNORED
+            return losses if kwargs["reduction"] == "none" else losses.sum() / counts.sum()
         if func is functional.linear and not kwargs and args[0].dim() == 2:
             x, weight, *bias = args
             product = weight @ x.mT
@@ -264,8 +265,9 @@ class _Losses(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         """Of the scores."""
         scores, labels = ctx.saved_tensors
-        wanted = functional.one_hot(labels, scores.shape[1])
-        return (scores.softmax(1) - wanted) * gradient[:, None], None
+        counts = labels != _IGNORED
+        wanted = functional.one_hot(labels * counts, scores.shape[1])
+        return (scores.softmax(1) - wanted) * (gradient * counts)[:, None], None
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, scores: Tensor, labels: Tensor) -> tuple[Tensor, int]:
