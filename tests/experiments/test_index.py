@@ -45,7 +45,9 @@ def test_another_reading_is_listed_below_its_experiment(tmp_path: Path) -> None:
     found = pages(tmp_path)
     assert "weights xavier:4 → uniform:1" in found[tmp_path / other / "page.md"]
     lines = found[tmp_path / "index.md"].splitlines()
-    below = lines[next(i for i, line in enumerate(lines) if line.startswith(f"| `{name}`")) + 1]
+    at = next(i for i, line in enumerate(lines) if line.startswith(f"| `{name}`"))
+    assert lines[at].endswith(" | partly (with other options only) |  |")
+    below = lines[at + 1]
     assert below.startswith(f"| [… with `own_start=true-weights=uniform-1`]({other}/page.md) |")
     assert "quick" not in found[tmp_path / "index.md"]
     costs = found[tmp_path / "costs.md"].splitlines()

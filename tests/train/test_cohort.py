@@ -490,18 +490,42 @@ def test_a_share_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     class There:
         x = SimpleNamespace(device=torch.device("cuda", 0), numel=lambda: 0, element_size=lambda: 4)
 
-    properties = SimpleNamespace(total_memory=4 * 4 * 57 * 4 * 100)
+    total = 4 * 4 * 57 * 4 * 100
+    properties, memory = SimpleNamespace(total_memory=total), {"own": total // 20, "free": total}
     monkeypatch.setattr(together, "_split", lambda _: There)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: properties.total_memory // 20)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (memory["free"], total))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: memory["own"])
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: memory["own"] + total // 40)
     jobs = [Job(n, phase(), ("x",)) for n in nodes([9, 9])]
     assert [Trainer(share=s)._most_rows(jobs) for s in (1.0, 0.25)] == [100, 25]
     there = torch.device("cuda")
     kept: Any = dict.fromkeys(range(6))
     assert [cohort._is_full(kept, there, s) for s in (1.0, 0.25)] == [False, True]
     assert not cohort._is_full(kept, there, 0.25, 1)
+    for free, full in ((total // 9, False), (total // 11, True)):  # others have the rest
+        memory["free"] = free
+        assert cohort._is_full(kept, there, 1.0) == full
     del kept[0]
     assert not cohort._is_full(kept, there, 0.25)
+
+
+def test_stacks_of_a_learning_rate_that_has_passed_are_let_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cohort, "_is_full", lambda *_: False)  # as on a GPU with memory to spare
+    each, kept = phase(epochs=1), cohort.Kept()
+    groups = [nodes([8, 8]) for _ in range(3)]
+    sizes = []
+    for visit in range(20):
+        its = replace(each, optimiser=replace(each.optimiser, lr=0.1 / 2 ** (visit // 10)))
+        for group in groups:
+            fit_cohort([Job(n, its, ("v", visit)) for n in group], kept=kept)
+        sizes.append(len(kept))
+    assert sizes[:10] == [3] * 10  # each is used in every visit
+    assert max(sizes) == 6
+    assert sizes[-1] == 3
+    assert {c.settings[0].lr for c in kept.values()} == {0.05}
 
 
 def test_auto_measures_once_and_remembers(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

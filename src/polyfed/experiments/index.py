@@ -73,7 +73,7 @@ def _rows(experiment: Experiment, out: Path) -> list[str]:
         results = Results.read(folder / "summary.json")
         reading = folder.name.removeprefix(f"{experiment.name}-")
         name = f"[… with `{reading}`]({folder.name}/page.md)"
-        what = "the same, read in another way"
+        what = "the same, with other options"
         rows.append(f"| {name} | {what} | {results.state} | {results.tally()} |")
     return rows
 

@@ -200,7 +200,9 @@ def state_of(experiment: Experiment, out: Path) -> str:
     if experiment.cannot:
         return f"cannot ({experiment.cannot.rstrip('.')})"
     path = folder_of(experiment, out) / "summary.json"
-    return Results.read(path).state if path.exists() else "not run"
+    if path.exists():
+        return Results.read(path).state
+    return "partly (with other options only)" if readings_of(experiment, out) else "not run"
 
 
 def _finite(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ smaller stack.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Sequence
 
 import torch
@@ -29,7 +30,10 @@ from polyfed.train.track import Job, Pool, Tensors, Track
 
 _KEPT = (1, 6)  # stacks kept for later phases, on a CPU and on a GPU; there more if they are small
 _WORTH_A_CAPTURE = 1 << 13  # steps of rows that are done already: then a smaller stack is made
-_SMALL = 1 / 8  # as long as this part of its memory is not full
+_SMALL = 1 / 8  # as long as this part of its memory is not full, and as much of it is free
+_STALE = 2  # times as many phases as stacks are kept: one not used for so long is let go
+
+_phases = itertools.count()
 
 
 Kept = dict[tuple[Hashable, ...], "Cohort"]
@@ -71,9 +75,10 @@ def fit_cohort(
             cohort = Cohort(jobs, parameters, graph=graph and device.type == "cuda")
         cohort.begin(jobs)
         fitted = cohort.run()
+    cohort.used = next(_phases)
     if cohort.is_whole:
         kept[key] = cohort
-        while _is_full(kept, device, share, 1):
+        while _is_full(kept, device, share, 1) or _has_stale(kept, device):
             del kept[next(iter(kept))]
     return fitted
 
@@ -84,8 +89,17 @@ def _is_full(kept: Kept, device: torch.device, share: float, beyond: int = 0) ->
         return False
     if device.type != "cuda":
         return True
-    total = torch.cuda.get_device_properties(device).total_memory
-    return torch.cuda.memory_allocated(device) > total * share * _SMALL
+    free, total = torch.cuda.mem_get_info(device)
+    own = torch.cuda.memory_allocated(device)
+    free += torch.cuda.memory_reserved(device) - own
+    return own > total * share * _SMALL or free < total * _SMALL
+
+
+def _has_stale(kept: Kept, device: torch.device) -> bool:
+    """Whether the first, the one used longest ago, is past use, as when the learning rate fell."""
+    used = [cohort.used for cohort in kept.values()]
+    most = _KEPT[device.type == "cuda"]
+    return len(used) > most and used[-1] - used[0] > _STALE * len(used)
 
 
 def _stack_key(jobs: Sequence[Job], kind: Hashable) -> tuple[Hashable, ...]:
@@ -138,6 +152,7 @@ class Cohort:
         self._first: dict[int, tuple[Tensors, Tensors]] = {}
         self.settings = [job.phase.optimiser for job in jobs]
         self.has_stepped, self.is_whole, self.is_lent = False, True, False
+        self.used = 0  # when last, counted in phases
         self.everyone: list[Track] = []
         self.stepper: Stepper | None = None
         self.optimisers: Optimisers | None = None
