@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from polyfed import __version__, cli
 from polyfed.cli import commands, dynamic
@@ -439,22 +440,35 @@ def test_faults_are_counted_and_pointed_at() -> None:
     assert as_json("show", "here")["faults"] == 2
 
 
-def test_interrupt_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory.\nAnd more."),
+            1,
+            "error: the GPU's memory is full (CUDA out of memory.)",
+        ),
+    ],
+)
+def test_an_end_in_between_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, said: str
+) -> None:
     whole = as_json("run", "local", *TINY, "--folder", "whole")
     rounds = []
 
-    def round_then_interrupt(self: Any, t: int, **rest: Any) -> Any:
+    def round_then_end(self: Any, t: int, **rest: Any) -> Any:
         if t == 2 and not rounds:
             rounds.append(t)
-            raise KeyboardInterrupt
+            raise error
         return original(self, t, **rest)
 
     from polyfed.engines.local import LocalEngine
 
     original = LocalEngine._round
-    monkeypatch.setattr(LocalEngine, "_round", round_then_interrupt)
-    result = call("run", "local", *TINY, "--folder", "here", code=130)
-    assert result.stderr == "interrupted; continue with: polyfed resume here\n"
+    monkeypatch.setattr(LocalEngine, "_round", round_then_end)
+    result = call("run", "local", *TINY, "--folder", "here", code=code)
+    assert result.stderr == f"{said}; continue with: polyfed resume here\n"
     assert as_json("resume", "here")["accuracy"] == whole["accuracy"]
 
 

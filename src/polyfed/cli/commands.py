@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from polyfed import __version__
 from polyfed.cli.complete import method_names, task_names
 from polyfed.cli.dynamic import TYPED, Command, is_config
-from polyfed.errors import ConfigError, PolyfedError
+from polyfed.errors import ConfigError, PolyfedError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,12 +32,13 @@ class Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
-            folder = ctx.meta.get(_FOLDER)
-            begun = folder is not None and (folder / "config.yaml").exists()
-            more = f"; continue with: polyfed resume {folder}" if begun else ""
-            typer.echo(f"interrupted{more}", err=True)
+            typer.echo(f"interrupted{_go_on(ctx)}", err=True)
             raise typer.Exit(130) from error
         except Exception as error:
+            if type(error).__name__ == "OutOfMemoryError":  # torch's, not imported for this
+                text = f"error: the GPU's memory is full ({first_line(error)})"
+                typer.echo(f"{text}{_go_on(ctx)}", err=True)
+                raise typer.Exit(1) from error
             is_usage = hasattr(error, "format_message")  # Typer's own: they share no public name
             if not (is_usage or isinstance(error, PolyfedError)):
                 raise
@@ -45,6 +46,13 @@ class Group(TyperGroup):
             more = f" See: polyfed {ctx.invoked_subcommand or ''} --help" if is_usage else ""
             typer.echo("error: " + " ".join((text + more).split()), err=True)
             raise typer.Exit(2) from error
+
+
+def _go_on(ctx: Any) -> str:
+    """How to continue the run that this command began, if it did."""
+    folder = ctx.meta.get(_FOLDER)
+    begun = folder is not None and (folder / "config.yaml").exists()
+    return f"; continue with: polyfed resume {folder}" if begun else ""
 
 
 app = typer.Typer(
