@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from polyfed.core.model import Model
-from polyfed.core.phase import EarlyStop, MatchOutput, Optimiser, Phase, cross_entropy
+from polyfed.core.phase import EarlyStop, MatchOutput, Optimiser, Phase, SquaredError, cross_entropy
 from polyfed.errors import ConfigError
 
 
@@ -92,3 +92,18 @@ def test_objectives() -> None:
         cross_entropy(model, x, None)
     with pytest.raises(ConfigError, match=r"Phase\.target"):
         MatchOutput("trunk")(model, x, None)
+
+
+@pytest.mark.parametrize("of_labels", [True, False])
+def test_squared_error_is_the_mean_of_its_losses(of_labels: bool) -> None:
+    model = Model.split(nn.Sequential(nn.Linear(3, 4)), all=...)
+    x, labels = torch.randn(5, 3), torch.tensor([0, 3, 1, 1, 2])
+    wanted = functional.one_hot(labels, 4).float()
+    loss = SquaredError()
+    literal = [sum((o - w) ** 2 for o, w in zip(*pair, strict=True)) / 2
+               for pair in zip(model(x), wanted, strict=True)]  # fmt: skip
+    y = labels if of_labels else wanted
+    torch.testing.assert_close(loss.losses(model, x, y), torch.stack(literal))
+    torch.testing.assert_close(loss(model, x, y), torch.stack(literal).mean())
+    with pytest.raises(ConfigError, match="needs labels or targets"):
+        loss(model, x, None)

@@ -79,7 +79,8 @@ def test_what_an_experiment_cost(tmp_path: Path) -> None:
     row = next(line for line in said.splitlines() if name in line).split(" | ")
     assert row[2:] == [str(runs), f"{3 * runs:,}", "2.00 (1.00 to 6.00)", "0 to 2.0 kB |"]
     assert "bare loop" not in said
-    ratios = {"network": "MLP", "way": "polyfed", "seconds": 2.0, "ratios": [1.0, 1.2, 1.1]}
-    (tmp_path / "bare_loop.json").write_text(json.dumps([ratios]))
+    measured = {"experiment": "li-table-1", "cell": "MNIST, LI", "device": "CPU"}
+    measured |= {"seconds": 2.0, "ratios": [1.0, 1.2, 1.1]}
+    (tmp_path / "bare_loop.json").write_text(json.dumps([measured]))
     said = pages(tmp_path)[tmp_path / "costs.md"]
-    assert "| MLP | polyfed | 2.000 | 1.100 (1.000 to 1.200) |" in said
+    assert "| `li-table-1` | MNIST, LI | CPU | 2.000 | 1.100 (1.000 to 1.200) |" in said

@@ -408,6 +408,28 @@ def test_different_networks_and_classes_work(plain_nodes: Callable[..., list[Nod
         assert all(bool(torch.isfinite(t).all()) for t in node.model.state().values())
 
 
+def test_networks_in_float64_link_with_others() -> None:
+    """Representations travel in float32, whatever networks compute in."""
+
+    def doubled(node: Node) -> Node:
+        splits: dict[str, Any] = {
+            name: split.x.double() if split.y is None else (split.x.double(), split.y)
+            for name, split in node.data.items()
+        }
+        model = node.model.copy()
+        model.net.double()
+        return replace(node, data=Data(**splits), model=model)
+
+    method, plain = FedLinked(**_SMALL), tiny()
+    one, other = run(method, plain), run(method, [doubled(node) for node in plain])
+    assert not other.faults
+    for name, node in one.nodes.items():
+        for key, value in other.nodes[name].model.state().items():
+            torch.testing.assert_close(
+                value.to(node.model.state()[key]), node.model.state()[key], rtol=0, atol=0.01
+            )
+
+
 @pytest.fixture
 def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:

@@ -1,8 +1,7 @@
 """What every kept experiment cost: time, bytes, and what a bare loop would have saved.
 
-Seconds and bytes are the runs' own, as their summaries keep them. The ratio to a bare loop is that
-of `benchmarks/overhead.py`, whose figures lie beside the summaries: no experiment has been written
-a second time without the library.
+Seconds and bytes are the runs' own, as their summaries keep them. Ratios to bare loops are those of
+`benchmarks/papers.py`, whose figures lie beside the summaries.
 """
 
 from __future__ import annotations
@@ -17,10 +16,7 @@ from polyfed.engines.table import size
 from polyfed.experiments.results import Results, summaries_of
 
 PAGE, BARE = "costs.md", "bare_loop.json"
-BARE_COMMAND = (
-    "python benchmarks/overhead.py --data DIR --samples 6000 --rounds 2 --repeats 7 "
-    f"--networks mlp --json docs/results/{BARE}"
-)
+BARE_COMMAND = f"python benchmarks/papers.py --data DIR --json docs/results/{BARE}"
 _HEAD = """# What the results cost
 
 **In all**: seconds of all runs together; runs that train as one on a GPU share its time, but what
@@ -31,10 +27,10 @@ the least and the most over the experiment's cells. Made from the summaries besi
 """
 _BARE = """## Through a bare loop
 
-FedAvg on MNIST, 20 nodes, against a plain PyTorch loop that makes the same steps and ends with the
-same parameters, pair by pair. More, and with more images, in
-[benchmarks](../benchmarks.md#what-polyfed-costs-over-a-bare-loop). No other method has been
-measured so.
+Each paper's method against a plain PyTorch loop written for that one experiment, which makes the
+same steps, as the program checks: a few rounds on a share of the data, in turn, pair by pair. A
+ratio below 1: polyfed was faster. FedFoA's steps, FedAvg, and more:
+[benchmarks](../benchmarks.md#what-polyfed-costs-over-a-bare-loop).
 """
 
 
@@ -73,15 +69,22 @@ def _range(least: float, most: float) -> str:
 def _bare(measured: list[dict[str, Any]]) -> str:
     rows = [
         [
-            row["network"],
-            row["way"],
+            f"`{row['experiment']}`",
+            row["cell"],
+            row["device"],
             f"{row['seconds']:.3f}",
             f"{statistics.median(row['ratios']):.3f} "
             f"({min(row['ratios']):.3f} to {max(row['ratios']):.3f})",
         ]
         for row in measured
     ]
-    heads = ["network", "way", "seconds a round", "ratio, median of pairs"]
+    heads = [
+        "experiment",
+        "cell",
+        "device",
+        "bare loop, seconds a round",
+        "polyfed, ratio of pairs",
+    ]
     return f"{_table(heads, rows)}\n\n`{BARE_COMMAND}`"
 
 

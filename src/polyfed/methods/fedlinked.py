@@ -131,7 +131,7 @@ class FedLinked(Method):
 
     def send(self, node: Node) -> Message:
         """Z_k, in the node's secret basis if it has one."""
-        z = outputs(node.model, node.data[PUBLIC].x, TRUNK)
+        z = outputs(node.model, node.data[PUBLIC].x, TRUNK).float()
         if self.secret_rotation:
             z = z @ _secret(node, z).T
         return Message({_Z: z})
