@@ -34,6 +34,7 @@ from polyfed.random import ambient, stream
 SEED = 0
 States = dict[str, dict[str, Tensor]]
 Loss = Callable[[Tensor, Tensor], Tensor]
+Bare = Callable[[Any, Sequence[pf.Node]], States]
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Case:
 
     experiment: str
     cell: str
-    bare: Callable[[Any, Sequence[pf.Node]], States]
+    bare: Bare
     changes: Mapping[str, Any] = field(default_factory=dict)
     share: float = 1.0
     apart: float = 1e-6
@@ -84,22 +85,36 @@ def _measure(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     cell = next(each for each in known.cells if each.label == case.cell)
     method, task = replace(cell, options={**cell.options, **case.changes}).make(arguments.data)
     nodes = [_cut(node, case.share) for node in task.nodes(SEED)]
-    device = torch.device(arguments.device)
+    found = against(
+        case.bare, method, nodes, arguments.repeats, device=arguments.device, allowed=case.apart
+    )
+    return {"experiment": case.experiment, "cell": case.cell} | found
+
+
+def against(
+    bare: Bare,
+    method: pf.Method,
+    nodes: Sequence[pf.Node],
+    repeats: int,
+    *,
+    device: str = "cpu",
+    allowed: float = 1e-6,
+) -> dict[str, Any]:
+    """How far apart the two end, the loop's seconds a round, and the ratio of every pair."""
+    where = torch.device(device)
 
     def ours(given: Sequence[pf.Node] = nodes) -> pf.Run:
-        return pf.run(method, given, seed=SEED, device=arguments.device, progress=False)
+        return pf.run(method, given, seed=SEED, device=device, progress=False)
 
     def loop(given: Sequence[pf.Node] = nodes) -> States:
-        return case.bare(method, [node.working_copy(SEED, device, {}) for node in given])
+        return bare(method, [node.working_copy(SEED, where, {}) for node in given])
 
     doubled = list(map(_doubled, nodes))
     apart = _apart(doubled, ours(doubled), loop(doubled))
-    if apart > case.apart:
-        raise RuntimeError(f"{case.experiment}: the loop does something else ({apart:.1e} apart).")
-    times = [(_seconds(loop, device), _seconds(ours, device)) for _ in range(arguments.repeats)]
+    if apart > allowed:
+        raise RuntimeError(f"{method.name}: the loop does something else ({apart:.1e} apart).")
+    times = [(_seconds(loop, where), _seconds(ours, where)) for _ in range(repeats)]
     return {
-        "experiment": case.experiment,
-        "cell": case.cell,
         "apart": apart,
         "seconds": statistics.median(plain for plain, _ in times) / method.rounds,
         "ratios": [own / plain for plain, own in times],
@@ -181,18 +196,17 @@ def _error(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return functional.cross_entropy(net(x), y)
 
 
-def judge(nodes: Sequence[pf.Node], nets: Sequence[nn.Module], times: int = 1) -> None:
-    """Test accuracies, as often as polyfed looks."""
-    for _ in range(times):
-        for node, net in zip(nodes, nets, strict=True):
-            net.eval()
-            with torch.no_grad():
-                test: Any = node.data["test"]
-                found = [
-                    (net(x).argmax(1) == y).sum()
-                    for x, y in zip(test.x.split(1024), test.y.split(1024), strict=True)
-                ]
-                _ = float(torch.stack(found).sum()) / len(test.y)
+def judge(nodes: Sequence[pf.Node], nets: Sequence[nn.Module]) -> None:
+    """Test accuracies, whenever polyfed looks: at first, after every round, after a finish."""
+    for node, net in zip(nodes, nets, strict=True):
+        net.eval()
+        with torch.no_grad():
+            test: Any = node.data["test"]
+            found = [
+                (net(x).argmax(1) == y).sum()
+                for x, y in zip(test.x.split(1024), test.y.split(1024), strict=True)
+            ]
+            _ = float(torch.stack(found).sum()) / len(test.y)
 
 
 def batches(node: pf.Node, tick: int, stage: str, place: int) -> torch.Generator:
@@ -293,7 +307,7 @@ def partial_averaging(method: Any, nodes: Sequence[pf.Node]) -> States:
     optimisers = [torch.optim.SGD(net.parameters(), lr=method.lr, fused=True) for net in nets]
     data: list[Any] = [(n.data["train"].x, n.data["train"].y) for n in nodes]
     targets = [functional.one_hot(y, 10).to(x) for x, y in data]
-    orders = [iter(_walk(node)) for node in nodes]
+    orders = [_walk(node) for node in nodes]
     judge(nodes, nets)
     for _ in range(method.rounds):
         for net, optimiser, (x, _), y, order in zip(
@@ -312,7 +326,6 @@ def partial_averaging(method: Any, nodes: Sequence[pf.Node]) -> States:
                 for own in tensors:
                     own[name][part] = mean
         judge(nodes, nets)
-    judge(nodes, nets)
     return {node.name: net.state_dict() for node, net in zip(nodes, nets, strict=True)}
 
 
@@ -414,7 +427,6 @@ def ring(method: Any, nodes: Sequence[pf.Node], *, whole: bool = False) -> State
                     )
             travels = {name: value.clone() for name, value in part.state_dict().items()}
         judge(nodes, nets)
-    judge(nodes, nets)
     return {node.name: net.state_dict() for node, net in zip(nodes, nets, strict=True)}
 
 

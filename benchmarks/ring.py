@@ -21,15 +21,12 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn import functional
+from papers import against, ring
 
 import polyfed as pf
 from polyfed.models import mlp
@@ -69,18 +66,8 @@ def loop(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     for name in arguments.networks:
         nodes = federation(arguments.data, arguments.samples, 20, name)
         method = replace(METHOD, rounds=arguments.rounds or 2)
-        ours = pf.run(method, nodes, progress=False).nodes[nodes[-1].name].model.state()
-        for key, value in bare(method, nodes).items():
-            torch.testing.assert_close(ours[key], value, rtol=1e-3, atol=1e-4)
-        times: list[tuple[float, float]] = []
-        for _ in range(arguments.repeats):
-            started = time.process_time()
-            bare(method, nodes)
-            middle = time.process_time()
-            pf.run(method, nodes, progress=False)
-            times.append((middle - started, time.process_time() - middle))
-        ratios = [ours / plain for plain, ours in times]
-        seconds = statistics.median(plain for plain, _ in times) / method.rounds
+        found = against(ring, method, nodes, arguments.repeats)
+        seconds, ratios = found["seconds"], found["ratios"]
         rows.append({"network": name, "bare_seconds": seconds, "ratios": ratios})
         print(
             f"loop: {name}, 20 nodes: bare {seconds:.3f} s a round, ratio "
@@ -88,43 +75,6 @@ def loop(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             flush=True,
         )
     return rows
-
-
-def bare(method: pf.LI, nodes: Sequence[pf.Node]) -> dict[str, Tensor]:
-    """LI on a ring as a person would write it for one experiment; the last node's network."""
-    nets: list[Any] = [node.model.copy().net for node in nodes]
-    rates = (method.lr * method.head_rate, method.lr * method.trunk_rate)
-    decay = method.weight_decay
-    optimisers = [
-        [
-            torch.optim.AdamW(part.parameters(), lr=rate, weight_decay=decay, fused=True)
-            for part, rate in zip((net.head, net.trunk), rates, strict=True)
-        ]
-        for net in nets
-    ]
-    trunk = nets[0].trunk.state_dict()
-    for t in range(method.rounds + 1):
-        for node, net, kept in zip(nodes, nets, optimisers, strict=True) if t else ():
-            train: Any = node.data["train"]
-            net.trunk.load_state_dict(trunk)
-            for place, (part, optimiser) in enumerate(
-                zip((net.head, net.trunk), kept, strict=True)
-            ):
-                net.requires_grad_(False)
-                part.requires_grad_(True)
-                path = ("node", node.name, "batches", "tick", t, "local", place)
-                order = torch.randperm(len(train), generator=stream(0, *path))
-                for index in order.split(int(method.batch)):
-                    loss = functional.cross_entropy(net(train.x[index]), train.y[index])
-                    optimiser.zero_grad()
-                    loss.backward()
-                    optimiser.step()
-            trunk = {name: value.clone() for name, value in net.trunk.state_dict().items()}
-        for node, net in zip(nodes, nets, strict=True):
-            test: Any = node.data["test"]
-            with torch.no_grad():
-                _ = float((net(test.x).argmax(1) == test.y).float().mean())
-    return dict(nets[-1].state_dict())
 
 
 def federation(folder: Path | None, samples: int, count: int, network: str) -> list[pf.Node]:
