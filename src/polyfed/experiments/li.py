@@ -148,8 +148,9 @@ def _table_1() -> Experiment:
             "The learning rate of FedALA with AdamW is not stated: LI's, 5e-4, which is also "
             "CWT's. All but FedALA with SGD halve theirs every ten rounds.",
             "Nodes of LI and CWT are judged with their own copies, after their visits. CWT's fit a "
-            "node by what a visit changes: with a rate halved fifteen times that is nothing, and at "
-            "the end all have the same network. Its `accuracy` shows this, not its `best round`.",
+            "node by what a visit changes: with a rate halved fifteen times that is nothing, and "
+            "at the end all have the same network. Its `accuracy` shows this, not its `best "
+            "round`.",
             "CIFAR-100 and AG News are subsets where we ran them: 12,000 images, 17,599 texts.",
             "Tiny-ImageNet, two rows more, is not at hand. Pixels are scaled to [-1, 1].",
             "The paper prints one value each, without a spread.",

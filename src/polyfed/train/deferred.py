@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 
 from polyfed.core.phase import CrossEntropy, SquaredError
 from polyfed.errors import first_line
+from polyfed.train.by_sample import SHAPES, sigmoid_layers
 from polyfed.train.stepper import StackedLayers, Stepper
 from polyfed.train.track import Tensors
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 _CHUNK = 64
 _WIDE = 4 * _CHUNK  # inputs from which it pays: below, the inner products cost as much
-_SHAPES = (nn.Flatten, nn.Identity)  # modules that leave the data as they are
 _MOST_HELD = 48 << 10  # weights of one layer that fit into registers
 
 
@@ -61,7 +61,7 @@ def first_layer(net: nn.Module) -> nn.Linear | None:
     >>> first_layer(nn.Sequential(nn.Dropout(), nn.Linear(3, 2)))
     """
     if type(net) is nn.Sequential:
-        later = (child for child in net if not isinstance(child, _SHAPES))
+        later = (child for child in net if not isinstance(child, SHAPES))
         child = next(later, None)
         return None if child is None else first_layer(child)
     return net if type(net) is nn.Linear else None
@@ -81,20 +81,6 @@ def can_fuse(cohort: Cohort) -> bool:
         and layers[1].weight.numel() <= _MOST_HELD
         and all(layer.weight.numel() <= _MOST_HELD // 8 for layer in layers[2:])
     )
-
-
-def sigmoid_layers(net: nn.Module) -> list[nn.Linear]:
-    """The layers of a network that is linear, sigmoid, linear, sigmoid and so on; else none.
-
-    >>> sigmoid_layers(nn.Sequential(nn.Flatten(), nn.Linear(3, 2), nn.Sigmoid()))
-    [Linear(in_features=3, out_features=2, bias=True)]
-    >>> sigmoid_layers(nn.Sequential(nn.Linear(3, 2), nn.ReLU()))
-    []
-    """
-    plain = [m for m in net.modules() if type(m) is not nn.Sequential and type(m) not in _SHAPES]
-    layers = [m for m in plain[::2] if type(m) is nn.Linear and m.bias is not None]
-    gates = [m for m in plain[1::2] if type(m) is nn.Sigmoid]
-    return layers if len(layers) == len(gates) and 2 * len(layers) == len(plain) else []
 
 
 class DeferredStepper(Stepper):

@@ -21,6 +21,7 @@ from polyfed.core.node import Node
 from polyfed.core.phase import EarlyStop, Objective, Phase, Rule
 from polyfed.errors import ConfigError, DataError, UnknownNameError
 from polyfed.random import ambient
+from polyfed.train.by_sample import BySample, can_write_out
 from polyfed.train.course import Course
 from polyfed.train.evaluate import mean_loss
 
@@ -45,13 +46,13 @@ def fit(node: Node, phase: Phase, *path: str | int) -> Fitted:
     with noise, _laid_out(node.model), node.model.moving(*phase.parts) as parameters:
         pairs = _rest_batchnorm(node.model.net, len(split))
         course = Course(node, phase, len(split), path, pairs=pairs)
-        step, keep = _stepper(node, phase, parameters)
+        train, keep = _trainer(node, phase, split, parameters)
         watch = Watch.of(node, phase)
-        losses: list[Tensor] = []
+        losses: Sequence[Tensor] | Tensor = []
         sizes: list[int] = []
         epochs = steps = 0
         for order, sizes in course:
-            losses = [step(x, y) for x, y in _batches(split, order.to(device), sizes)]
+            losses = train(order.to(device), sizes)
             epochs, steps = epochs + 1, steps + len(sizes)
             if watch is not None:
                 loss = mean_loss(node.model, watch.held_out, watch.objective)
@@ -91,6 +92,26 @@ def _laid_out(model: Model) -> Iterator[None]:
     finally:
         for p, own in kept:
             p.data = own.copy_(p.data)
+
+
+def _trainer(
+    node: Node, phase: Phase, split: Split, parameters: list[nn.Parameter]
+) -> tuple[Callable[[Tensor, list[int]], Sequence[Tensor] | Tensor], Callable[[], None]]:
+    """What an epoch does to the model, and what to do when the phase is over."""
+    if split.y is not None and can_write_out(node.model, phase, split):
+        steps, labels = BySample(node.model.net, phase), split.y
+
+        def by_sample(order: Tensor, sizes: list[int]) -> Tensor:
+            index = order[: len(sizes)]
+            return steps.train(split.x[index], labels[index])
+
+        return by_sample, lambda: None
+    step, keep = _stepper(node, phase, parameters)
+
+    def by_batch(order: Tensor, sizes: list[int]) -> list[Tensor]:
+        return [step(x, y) for x, y in _batches(split, order, sizes)]
+
+    return by_batch, keep
 
 
 def _stepper(

@@ -26,6 +26,7 @@ from polyfed.core.data import Split
 from polyfed.core.node import Node
 from polyfed.errors import first_line
 from polyfed.train.alike import exam_key, job_key, moves_batchnorm, structure, why_alone
+from polyfed.train.by_sample import can_write_out
 from polyfed.train.cohort import Kept, fit_cohort, score_cohort
 from polyfed.train.columns import Columns
 from polyfed.train.evaluate import accuracy
@@ -208,7 +209,10 @@ class Trainer:
         if self.stack == "always" or self._has_few_columns(jobs[0]):
             return self._pays.get(key, True)
         if key not in self._pays:
-            device = training_split(jobs[0].node, jobs[0].phase).x.device
+            split = training_split(jobs[0].node, jobs[0].phase)
+            device = split.x.device
+            if can_write_out(jobs[0].node.model, jobs[0].phase, split):
+                return False
             if _num_steps(jobs[0]) < _WORTH_MEASURING:
                 return device.type == "cuda"
             net = structure(jobs[0].node.model.net)
