@@ -7,7 +7,7 @@ moves at the end of a chunk of samples: see `deferred`, whose formulas these are
     z_k = W x_k + b - sum_{j<k} (x_j . x_k + 1) e_j        e = lr times the gradient at z
     a = s(z), h = s(W2 a + b2), ..., p = s(W h + b), loss 1/2 |p - t|^2
 
-with the bias counted as a weight of an input 1. Symbols of code: s = expit, e = moves.
+with the bias counted as a weight of an input 1. Symbols of code: s = sigmoid, e = move.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.linalg.blas import dger, sger
-from scipy.special import expit
 from threadpoolctl import ThreadpoolController
 from torch import Tensor, nn
 from torch.nn import functional
@@ -31,7 +29,7 @@ from polyfed.core.phase import Phase, SquaredError
 
 SHAPES = (nn.Flatten, nn.Identity)  # modules that leave the data as they are
 _CHUNK = 64
-_OUTER = {torch.float32: sger, torch.float64: dger}
+_KINDS = {torch.float32, torch.float64}
 Array = NDArray[Any]
 
 
@@ -60,7 +58,7 @@ def can_write_out(model: Model, phase: Phase, split: Split) -> bool:
         and len(own) == 2 * len(layers)
         and moving == own.keys()
         and len(kinds) == 1
-        and kinds <= _OUTER.keys()
+        and kinds <= _KINDS
         and all(p.detach().numpy().flags.carray for p in own.values())  # BLAS writes into them
         and split.x[0].numel() == layers[0].in_features
         and _are_targets(split.y, layers[-1].out_features)
@@ -92,9 +90,13 @@ class BySample:
     """The steps of one node; ask `can_write_out` first."""
 
     def __init__(self, net: nn.Module, phase: Phase) -> None:
+        from scipy.linalg.blas import dger, sger  # here: importing takes a quarter of a second
+        from scipy.special import expit
+
         self.first, *later = sigmoid_layers(net)
         self.layers = [tuple(p.detach().numpy() for p in _both(layer)) for layer in later]
-        self.rate, self.outer = phase.optimiser.lr, _OUTER[self.first.weight.dtype]
+        self.rate, self.sigmoid = phase.optimiser.lr, expit
+        self.outer = sger if self.first.weight.dtype == torch.float32 else dger
 
     @torch.no_grad()
     def train(self, x: Tensor, y: Tensor) -> Tensor:
@@ -122,14 +124,14 @@ class BySample:
 
     def _steps(self, z: Array, inner: Array, targets: Array) -> Array:
         """Take the steps; the later layers are written, and the first one's moves in z's place."""
-        losses = np.empty(len(z), z.dtype)
+        sigmoid, losses = self.sigmoid, np.empty(len(z), z.dtype)
         for k, target in enumerate(targets):
             a = z[k]
             if k:
                 a -= np.dot(inner[k, :k], z[:k])
-            ins: list[Array] = [expit(a)]
+            ins: list[Array] = [sigmoid(a)]
             for weight, bias in self.layers:
-                ins.append(expit(np.dot(weight, ins[-1]) + bias))
+                ins.append(sigmoid(np.dot(weight, ins[-1]) + bias))
             out = ins.pop()
             off = out - target
             losses[k] = np.dot(off, off) / 2
