@@ -38,7 +38,7 @@ from polyfed.train.alike import moves_batchnorm
 
 COMMIT_VARIABLE = "POLYFED_COMMIT"  # names the commit where there is a copy without its history
 _IN_STEP = 48  # runs in step on a GPU: more fill its memory and not its time
-_SELDOM = 60.0  # seconds between the checkpoints of a run on a GPU, where rounds are short
+_APART = {True: 10.0, False: 60.0}  # seconds between checkpoints, on a CPU: rounds may be short
 AFTER = "after.json"  # in a run folder: figures of its trained nodes
 ORIGIN = "origin.json"  # in a run folder: by which commit and on which device it was run
 
@@ -191,7 +191,7 @@ def _run_group(
     place: str = "",
     share: float = 1.0,
 ) -> None:
-    apart = 0.0 if settings["device"] == "cpu" else _SELDOM
+    apart = _APART[settings["device"] == "cpu"]
     federations: dict[tuple[int, str], Sequence[Node]] = {}
     moved: dict[int, Any] = {}
     begun = []
