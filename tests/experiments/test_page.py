@@ -177,7 +177,9 @@ def test_for_machines(results: Make) -> None:
 def test_states_in_a_folder(tmp_path: Path, whole: Path, table: Experiment) -> None:
     assert state_of(table, tmp_path) == "not run"
     assert state_of(table, whole) in ("reproduced", "differs", "undecided")
-    assert state_of(replace(table, cannot="no data."), whole) == "cannot (no data)"
+    without = replace(table, cannot="no data.")
+    assert state_of(without, tmp_path) == "cannot (no data)"
+    assert state_of(without, whole) == state_of(table, whole)
 
 
 @pytest.mark.parametrize(

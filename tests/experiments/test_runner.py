@@ -402,11 +402,6 @@ def test_settings(tmp_path: Path, table: Experiment, settings: dict[str, Any], t
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_cannot_be_run(tmp_path: Path, table: Experiment) -> None:
-    with pytest.raises(ConfigError, match="tiny-table cannot be run: the data is lost"):
-        reproduce(replace(table, cannot="the data is lost."), out=tmp_path)
-
-
 # ---- commit --------------------------------------------------------------------------------------
 
 

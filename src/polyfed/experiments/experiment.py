@@ -239,7 +239,7 @@ class Experiment:
         evaluate_every: rounds between evaluations; the last is always evaluated.
         instead: what data stand in for the paper's where those are not at hand, in a few words.
         notes: how the paper was read where it leaves something open, a sentence each.
-        cannot: why it cannot be run yet, if so.
+        cannot: why we could not run it, if so; whoever has what it needs can.
     """
 
     name: str

@@ -170,6 +170,7 @@ def _figure_7(
     published: Mapping[Ref, str],
     notes: Sequence[str],
     instead: str = "",
+    cannot: str = "",
 ) -> Experiment:
     apart = {"apart": True}
     return Experiment(
@@ -191,6 +192,7 @@ def _figure_7(
         evaluate_every=1000,
         quick=Quick(says="four attributes, or one image in twelve", options={"rounds": 2}),
         instead=instead,
+        cannot=cannot,
         notes=(
             "CWT cannot be beside it: outputs of the nodes mean different things.",
             "`alone` and `LI` deal the images out among the tasks, `joint` has them all.",
@@ -223,6 +225,7 @@ def _many_tasks() -> list[Experiment]:
                 "The number of rounds and the size of the images are not stated: 60, and 32 pixels "
                 "a side.",
             ),
+            cannot="CelebA is not at hand",
         ),
     ]
 

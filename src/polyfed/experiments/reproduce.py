@@ -122,8 +122,6 @@ def plan(
     only: Sequence[str] = (),
 ) -> tuple[list[Cell], list[int]]:
     """The cells that `reproduce` with these arguments would run, and the seeds."""
-    if experiment.cannot:
-        raise ConfigError(f"{experiment.name} cannot be run: {experiment.cannot}")
     if rounds is not None and rounds < 1:
         raise ConfigError(f"rounds must be >= 1, got {rounds}.")
     wanted = experiment.quick.seeds if quick else experiment.seeds

@@ -196,13 +196,13 @@ def summaries_of(experiment: Experiment, out: Path) -> list[Path]:
 
 
 def state_of(experiment: Experiment, out: Path) -> str:
-    """Where an experiment stands in a folder of results: not run, cannot (why), or as judged."""
-    if experiment.cannot:
-        return f"cannot ({experiment.cannot.rstrip('.')})"
+    """Where an experiment stands in a folder of results: as judged, not run, or cannot (why)."""
     path = folder_of(experiment, out) / "summary.json"
     if path.exists():
         return Results.read(path).state
-    return "partly (with other options only)" if readings_of(experiment, out) else "not run"
+    if readings_of(experiment, out):
+        return "partly (with other options only)"
+    return f"cannot ({experiment.cannot.rstrip('.')})" if experiment.cannot else "not run"
 
 
 def _finite(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -95,8 +95,6 @@ def _attempt(
         known = Results.read(summary)
         if not known.summary.get("left_out"):
             return Attempt(experiment.name, "finished before", verdicts=known.tally())
-    if experiment.cannot:
-        return Attempt(experiment.name, "skipped", why=experiment.cannot)
     missing = absent(experiment, data, quick)
     why = "; ".join(f"{task}: {said}" for task, said in missing.items())
     if missing and all(cell.task in missing for cell in experiment.cells):
