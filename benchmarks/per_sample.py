@@ -1,11 +1,13 @@
-"""Plain SGD one sample at a time, many networks as one: step by step, put off, as one kernel.
+"""Plain SGD one sample at a time, many networks: step by step, put off, written out, as a kernel.
 
     python benchmarks/per_sample.py --device cuda --rows 16 192 960 --steps 1000
 
 784-300-100-10 with sigmoids and the squared error, as in partial averaging's experiments on MNIST;
-random data. `put off` are the first layer's updates, for 64 samples; on a GPU these samples may be
-one kernel. Microseconds a step of all networks, in turn, the median of the repeats; and the largest
-difference between the parameters that the first way and the last end with.
+random data. `autograd` is the bare loop of one network after the other, `stacked` all of them as
+one. `put off` are the first layer's updates of the stack, for 64 samples; on a GPU these samples
+may be one kernel, on a CPU a network by itself has its steps written out. Microseconds a step of
+all networks, in turn, the median of the repeats; and the largest difference between the parameters
+that the first way and the last end with.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from polyfed.core.node import Node
 from polyfed.core.phase import Optimiser, Phase, SquaredError
 from polyfed.models.mlp import sigmoid_mlp
 from polyfed.random import ambient
-from polyfed.train import cohort
+from polyfed.train import cohort, loop
 from polyfed.train import deferred as put_off
 from polyfed.train.track import Job
 
@@ -39,8 +41,9 @@ def main() -> None:
     device = torch.device(asked.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     print(f"{name}, torch {torch.__version__}, {torch.get_num_threads()} threads")
-    ways = ("plain", "put off", *(["kernel"] if device.type == "cuda" else []))
-    print(f"networks{''.join(f'{way:>10}' for way in ways)}  speed-up  largest difference")
+    last = "kernel" if device.type == "cuda" else "written out"
+    ways = ("autograd", "stacked", "put off", last)
+    print(f"networks{''.join(f'{way:>13}' for way in ways)}  speed-up  largest difference")
     for rows in asked.rows:
         times: dict[str, list[float]] = {way: [] for way in ways}
         ends: dict[str, torch.Tensor] = {}
@@ -50,7 +53,7 @@ def main() -> None:
                 times[way].append(seconds / asked.steps * 1e6)
         each = [statistics.median(times[way]) for way in ways]
         off = (ends[ways[0]] - ends[ways[-1]]).abs().max()
-        shown = "".join(f"{t:10.1f}" for t in each)
+        shown = "".join(f"{t:13.1f}" for t in each)
         print(f"{rows:8d}{shown}  {each[0] / each[-1]:7.1f}x  {off:.1e}", flush=True)
 
 
@@ -71,14 +74,22 @@ def _one(rows: int, steps: int, device: torch.device, way: str) -> tuple[float, 
     )
     jobs = [Job(node, phase, ("local",)) for node in nodes]
     kept: cohort.Kept = {}
-    wide = patch.object(put_off, "_WIDE", 10**9 if way == "plain" else 1)  # inputs that it takes
+
+    def train() -> None:
+        if way in ("autograd", "written out"):
+            for job in jobs:
+                loop.fit(job.node, job.phase, *job.path)
+        else:
+            cohort.fit_cohort(jobs, kept=kept)
+        _wait(device)
+
+    wide = patch.object(put_off, "_WIDE", 10**9 if way == "stacked" else 1)  # inputs that it takes
     fused = patch.object(cohort, "can_fuse", lambda _: way == "kernel")
-    with wide, fused:
-        cohort.fit_cohort(jobs, kept=kept)
-        _wait(device)
+    written = patch.object(loop, "can_write_out", lambda *_: way == "written out")
+    with wide, fused, written:
+        train()
         begun = time.perf_counter()
-        cohort.fit_cohort(jobs, kept=kept)
-        _wait(device)
+        train()
         seconds = time.perf_counter() - begun
     return seconds, torch.cat(
         [p.detach().flatten().cpu() for n in nodes for p in n.model.net.parameters()]

@@ -290,7 +290,7 @@ def test_default_folders_are_unique(monkeypatch: pytest.MonkeyPatch) -> None:
         (("compare", "local", "fedavg", "--heads", "own"), "error: fedavg averages"),
         (("compare", "local", "fedlinkd"), "Did you mean 'fedlinked'?"),
         (("compare", "fedlinked:etaa=1"), "Did you mean 'eta'?"),
-        (("compare", "fedlinked:eta"), "write name=value after the colon"),
+        (("compare", "fedlinked:eta"), "Write name=value after the colon"),
         (("compare", "local", "local"), "a method is named twice"),
         (("compare", "local", "--seeds", "x"), "say how many (5), or which (3,7,9)"),
         (("compare", "local", "--seeds", "1,1"), "a seed is named twice"),

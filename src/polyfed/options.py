@@ -94,8 +94,12 @@ def parse_label(text: str) -> tuple[str, dict[str, str]]:
     """
     name, _, rest = text.partition(":")
     pairs = [part.partition("=") for part in rest.split(",") if part]
-    if not all(equals for _, equals, _ in pairs):
-        raise ConfigError(f"'{text}': write name=value after the colon, as fedlinked:eta=1.")
+    for part, equals, _ in pairs:
+        if not equals:
+            raise ConfigError(
+                f"'{text}': '{part}' has no value. Write name=value after the colon and commas "
+                "between options, as in fedlinked:eta=1,rounds=3."
+            )
     return name, {option.strip().replace("-", "_"): value for option, _, value in pairs}
 
 

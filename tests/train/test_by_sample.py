@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from threadpoolctl import threadpool_info
 from torch import Tensor, nn
 
-from polyfed.core.data import Data
+from polyfed.core.data import Data, Split
 from polyfed.core.model import Model
 from polyfed.core.node import Node
 from polyfed.core.phase import CrossEntropy, EarlyStop, Optimiser, Phase, SquaredError
@@ -148,6 +149,19 @@ def strided() -> Node:
     return found
 
 
+def narrow() -> Node:
+    found = node()
+    found.model.precision = "bfloat16"
+    return found
+
+
+def elsewhere() -> Node:
+    found = node()
+    split = found.data["train"]
+    found.data._splits["train"] = Split(split.x.to("meta"), split.y)
+    return found
+
+
 SGD = PHASE.optimiser
 REFUSED: dict[str, tuple[Callable[[], Node], dict[str, Any]]] = {
     "another objective": (node, {"objective": CrossEntropy()}),
@@ -166,6 +180,10 @@ REFUSED: dict[str, tuple[Callable[[], Node], dict[str, Any]]] = {
     "weights twice": (tied, {}),
     "weights in another order": (strided, {}),
     "several labels": (lambda: node(y=torch.zeros(11, 3, dtype=torch.int64)), {}),
+    "targets of another width": (lambda: node(y=torch.zeros(11, 2, dtype=torch.float64)), {}),
+    "bfloat16": (narrow, {}),
+    "halves": (lambda: node(dtype=torch.float16), {}),
+    "another device": (elsewhere, {}),
     "other inputs": (lambda: other(sigmoid_mlp(3, 4, 3)), {}),
     "inputs of another type": (
         lambda: replace(node(), data=Data(train=(torch.zeros(2, 6), torch.tensor([0, 1])))),
@@ -194,9 +212,11 @@ def test_classes_that_are_not_there_are_an_error() -> None:
 
 def test_a_network_that_diverged_stays_so_without_a_warning() -> None:
     of = node()
+    first, *_, last = by_sample.sigmoid_layers(of.model.net)
     with torch.no_grad():
-        next(of.model.net.parameters())[:] = float("inf")
-    assert fit(of, PHASE, "path").loss != fit(of, PHASE, "path").loss  # NaN
+        first.bias[:] = 1e6  # gates that are wide open, of no slope
+        last.weight[0, 0] = float("inf")
+    assert math.isnan(fit(of, PHASE, "path").loss)
 
 
 def test_blas_has_one_thread_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
