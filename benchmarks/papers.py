@@ -65,10 +65,10 @@ def main() -> None:
     on_gpu = arguments.device != "cpu"
     where = torch.cuda.get_device_name() if on_gpu else "CPU"
     print(f"{where}, {arguments.threads} thread(s), torch {torch.__version__}", flush=True)
-    rows = []
+    rows = _known(arguments.json)
     for name in arguments.cases:
         row = {"case": name, "device": where} | _measure(CASES[name], arguments)
-        rows.append(row)
+        rows[name] = row
         ratios = row["ratios"]
         print(
             f"{name:<20}{row['experiment']}, {row['cell']}: bare {row['seconds']:.3f} s a round, "
@@ -77,7 +77,14 @@ def main() -> None:
             flush=True,
         )
         if arguments.json:
-            arguments.json.write_text(json.dumps(rows, indent=2) + "\n")
+            listed = [rows[case] for case in CASES if case in rows]
+            arguments.json.write_text(json.dumps(listed, indent=2) + "\n")
+
+
+def _known(path: Path | None) -> dict[str, Any]:
+    """What a file has of earlier runs, by case."""
+    found = json.loads(path.read_text()) if path is not None and path.exists() else []
+    return {row["case"]: row for row in found}
 
 
 def _measure(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -459,7 +466,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="write all figures here")
+    parser.add_argument("--json", type=Path, help="write figures here; other cases stay")
     return parser.parse_args()
 
 
