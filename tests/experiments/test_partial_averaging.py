@@ -97,12 +97,12 @@ def test_mnist_settings(name: str, expected: tuple[list[tuple[Any, ...]], list[i
 def test_pages_say_how_networks_start(name: str) -> None:
     """As the settings have it."""
     (said,) = [note for note in EVERY[name].notes if "How networks start is not said" in note]
-    if name.startswith("V.3"):
+    if name.startswith(("V.2", "V.3")):
         assert settings(name, "own_start", "weights") == [(False, "xavier:4")]
         assert "all peers start from one network" in said
         assert "four times Xavier's interval" in said
-    elif name.startswith("V.2"):
-        assert settings(name, "own_start", "weights") == [(True, "xavier:1")]
+    elif name == "V.4":
+        assert settings(name, "own_start") == [(True,)]
         assert "differently on every peer; Xavier's uniform weights" in said
 
 

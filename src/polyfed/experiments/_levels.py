@@ -45,7 +45,7 @@ _ALIKE = (
     "four times Xavier's interval, as Glorot and Bengio have it for logistic units, and no biases. "
     "Of the starts that were tried, most of V.3's orderings hold with this one."
 )
-_STARTS = {"V.2": _APART, "V.3": _ALIKE, "V.4": _APART}
+_STARTS = {"V.2": _ALIKE, "V.3": _ALIKE, "V.4": _APART}
 
 
 # ---- levels, claims, figures ---------------------------------------------------------------------

@@ -38,7 +38,7 @@ Pixels = Float[Tensor, "n 1 row column"]
 
 @dataclass(frozen=True, kw_only=True)
 class Hands(Perceptrons):
-    """What the two have in common.
+    """What the two have in common; networks start as those of `mnist-permuted`, of the same paper.
 
     Attributes:
         data: folder with the published files; else the environment variable POLYFED_DATA.
@@ -48,6 +48,7 @@ class Hands(Perceptrons):
 
     data: Path | None = None
     num_nodes: int = 16
+    weights: str = "xavier:4"
 
     def cut(self, x: Pixels, y: Tensor) -> Data:
         """The first samples to train on, the next to test on."""
@@ -61,7 +62,12 @@ class MnistWriters(Hands):
 
     name: ClassVar[str] = "mnist-writers"
     title: ClassVar[str] = "MNIST by writer, one a node: in the place of FEMNIST's digits"
-    training: ClassVar[Mapping[str, Any]] = {"rounds": 200, "block": 50, "scheme": "784-250-80-10"}
+    training: ClassVar[Mapping[str, Any]] = {
+        "rounds": 200,
+        "block": 50,
+        "scheme": "784-250-80-10",
+        "own_start": False,
+    }
 
     train: int = 100
     test: int = 30
@@ -101,7 +107,12 @@ class LettersHands(Hands):
 
     name: ClassVar[str] = "letters-hands"
     title: ClassVar[str] = "EMNIST letters in made-up hands: in the place of FEMNIST's letters"
-    training: ClassVar[Mapping[str, Any]] = {"rounds": 200, "block": 180, "scheme": "784-250-80-26"}
+    training: ClassVar[Mapping[str, Any]] = {
+        "rounds": 200,
+        "block": 180,
+        "scheme": "784-250-80-26",
+        "own_start": False,
+    }
 
     train: int = 360
     test: int = 60
