@@ -181,3 +181,17 @@ def test_nothing_draws_until_it_is_asked() -> None:
     top = [line for line in source.splitlines() if line.startswith(("import ", "from "))]
     assert top
     assert not any("matplotlib" in line for line in top)
+
+
+@pytest.mark.parametrize(("count", "rows"), [(2, 1), (3, 1), (4, 2), (5, 3)])
+@pytest.mark.parametrize("spec", [Lines("n"), Dots()], ids=["lines", "dots"])
+def test_many_panels_are_in_rows_of_two(results: Make, spec: Any, count: int, rows: int) -> None:
+    names = [f"panel {k}" for k in range(count)]
+    x = 1.0 if isinstance(spec, Lines) else None
+    made = results({(name, "a", x): {"accuracy": UP} for name in names}, plot=spec)
+    found = axes_of(made)
+    assert [axes.get_title(loc="left") for axes in found] == names
+    places = [axes.get_subplotspec() for axes in found]
+    assert {place.get_gridspec().nrows for place in places} == {rows}
+    assert [place.num1 for place in places] == list(range(count))
+    assert all(drawn(axes)["a"] for axes in found)

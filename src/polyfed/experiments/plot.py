@@ -47,6 +47,7 @@ _STYLE: Mapping[str, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "polyfed",
 }
+_ACROSS = 3  # panels side by side that a page has room for; more are in rows of two
 _BAR: Mapping[str, Any] = {"capsize": 2.5, "elinewidth": 1.3, "capthick": 1.3}
 
 
@@ -92,9 +93,13 @@ def _figure(results: Results) -> Figure:
     each = max(0.34, 0.1 * len(_series(results)))
     height = 1.1 + max(0.8, each * rows) if rows else 3.8
     width = 4.6 if len(panels) > 1 else 6.4
-    figure = Figure(figsize=(width * len(panels), height), layout="constrained")
-    grid = figure.subplots(1, len(panels), squeeze=False, sharey=bool(rows))[0]
-    for axes, panel in zip(grid, panels, strict=True):
+    across = len(panels) if len(panels) <= _ACROSS else 2
+    down = -(-len(panels) // across)
+    figure = Figure(figsize=(width * across, height * down), layout="constrained")
+    grid = list(figure.subplots(down, across, squeeze=False, sharey=bool(rows)).flat)
+    for axes in grid[len(panels) :]:
+        axes.remove()
+    for axes, panel in zip(grid, panels, strict=False):
         if isinstance(spec, Lines):
             _lines(axes, results, panel, spec)
         else:
@@ -102,7 +107,7 @@ def _figure(results: Results) -> Figure:
         axes.set_title(panel, loc="left")
     if isinstance(spec, Dots):
         figure.supxlabel(spec.y, size="medium", color="#333333")
-    _legend(figure, grid, results)
+    _legend(figure, grid[: len(panels)], results)
     return figure
 
 
