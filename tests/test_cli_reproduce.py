@@ -157,6 +157,7 @@ def test_interrupted_and_continued(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save", dies)
+        patch.setitem(runner._APART, True, 0.0)
         result = call("reproduce", "tiny-table", "--quick", code=130)
     assert result.stderr == "interrupted; the same command goes on from here\n"
     assert "partly" in call("reproduce", "tiny-table", "--quick").stdout
