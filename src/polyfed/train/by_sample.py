@@ -1,8 +1,8 @@
 """Plain SGD one sample at a time on a CPU, for networks of sigmoids: the same steps, written out.
 
-By autograd such a step is some sixty small operators, most of which take longer to call than to
-compute. Written out it is a dozen calls of numpy and BLAS. The first layer, which sees the data,
-moves at the end of a chunk of samples: see `deferred`, whose formulas these are,
+By autograd such a step is many small operators, which take longer to call than to compute. Here it
+is a few calls of numpy and BLAS. The first layer, which sees the data, moves at the end of a chunk
+of samples: see `deferred`, whose formulas these are,
 
     z_k = W x_k + b - sum_{j<k} (x_j . x_k + 1) e_j        e = lr times the gradient at z
     a = s(z), h = s(W2 a + b2), ..., p = s(W h + b), loss 1/2 |p - t|^2
@@ -99,10 +99,10 @@ class BySample:
         self.outer = sger if self.first.weight.dtype == torch.float32 else dger
 
     @torch.no_grad()
-    def train(self, x: Tensor, y: Tensor) -> Tensor:
-        """A step for each sample, in their order; the losses before them."""
-        pairs = zip(x.flatten(1).split(_CHUNK), y.split(_CHUNK), strict=True)
-        return torch.from_numpy(np.concatenate([self._chunk(*pair) for pair in pairs]))
+    def train(self, x: Tensor, y: Tensor, order: Tensor) -> Tensor:
+        """A step for each sample that is named, in this order; the losses before them."""
+        losses = [self._chunk(x[part].flatten(1), y[part]) for part in order.split(_CHUNK)]
+        return torch.from_numpy(np.concatenate(losses))
 
     def _chunk(self, x: Tensor, y: Tensor) -> Array:
         weight, bias = self.first.weight, self.first.bias

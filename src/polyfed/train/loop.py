@@ -102,8 +102,7 @@ def _trainer(
         steps, labels = BySample(node.model.net, phase), split.y
 
         def by_sample(order: Tensor, sizes: list[int]) -> Tensor:
-            index = order[: len(sizes)]
-            return steps.train(split.x[index], labels[index])
+            return steps.train(split.x, labels, order[: len(sizes)])
 
         return by_sample, lambda: None
     step, keep = _stepper(node, phase, parameters)
