@@ -33,7 +33,9 @@ IsQuick = Annotated[
 HowMany = Annotated[
     str | None, typer.Option("--seeds", help="how many (5), or which (3,7,9); else its own")
 ]
-Rounds = Annotated[int | None, typer.Option("--rounds", help="instead of the paper's")]
+Rounds = Annotated[
+    str | None, typer.Option("--rounds", help="instead of the paper's: 20, or 20% of them")
+]
 Reading = Annotated[
     list[str] | None,
     typer.Option(
@@ -102,7 +104,7 @@ def reproduce_command(
         "out": out,
         "quick": quick,
         "seeds": None if seeds is None else parse_seeds(seeds),
-        "rounds": rounds,
+        "rounds": None if rounds is None else _so_many(rounds),
         "device": device,
         "precision": precision,
         "jobs": jobs,
@@ -143,6 +145,16 @@ def _agree(
         raise ConfigError("--join adds to one experiment: name that one alone.")
     if resume and not every:
         raise ConfigError("--resume belongs to --all: an experiment by itself always goes on.")
+
+
+def _so_many(text: str) -> int | float:
+    """Rounds, or a share of them."""
+    from polyfed.errors import ConfigError
+
+    try:
+        return float(text[:-1]) / 100 if text.endswith("%") else int(text)
+    except ValueError as error:
+        raise ConfigError(f"--rounds {text}: write 20, or 20% for a share of them.") from error
 
 
 def _option(text: str) -> tuple[str, str]:

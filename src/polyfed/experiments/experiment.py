@@ -11,6 +11,7 @@ write one.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from polyfed.options import as_text, fields_of
 from polyfed.tasks import Task
 
 ACCURACY = "accuracy"
+Rounds = int | float  # so many, or below 1 the share of those that an experiment asks for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,6 +222,15 @@ def mean_accuracy(run: Run) -> dict[str, float]:
     return {ACCURACY: run.mean_accuracy}
 
 
+def by_round(run: Run) -> dict[int, float]:
+    """Mean accuracy after each round that was evaluated."""
+    found: dict[int, list[float]] = {}
+    for m in run.metrics:
+        if "test_accuracy" in m and isinstance(m["tick"], int) and m["tick"] > 0:
+            found.setdefault(m["tick"], []).append(m["test_accuracy"])
+    return {tick: statistics.fmean(values) for tick, values in sorted(found.items())}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
     """A published table or figure.
@@ -280,14 +291,14 @@ class Experiment:
         self,
         *,
         quick: bool = False,
-        rounds: int | None = None,
+        rounds: Rounds | None = None,
         reading: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[Cell]:
         """The cells to run: the paper's, or changed.
 
         Args:
             quick: the small ones.
-            rounds: so many for every method.
+            rounds: so many for every method, or a share of its own.
             reading: options of methods and tasks that have them, read in another way.
         """
         cells = list(self.cells)
@@ -295,8 +306,7 @@ class Experiment:
             points = self.quick.points
             kept = [c for c in cells if not points or c.x is None or c.x in points]
             cells = [_with(c, self.quick.options, self.quick.task_options) for c in kept]
-        more = {} if rounds is None else {"rounds": rounds}
-        changed = [_with(c, {**more, **reading}, reading) for c in cells]
+        changed = [_with(c, {**_rounds(c, rounds), **reading}, reading) for c in cells]
         for name, value in reading.items():
             if not any(name in c.options or name in c.task_options for c in changed):
                 raise ConfigError(
@@ -313,6 +323,13 @@ class Experiment:
             said.append(f"cells: {len(self.cells)} → {len(cells)}")
         original = {cell.label: cell for cell in self.cells}
         return said + _differences([(original[cell.label], cell) for cell in cells])
+
+
+def _rounds(cell: Cell, rounds: Rounds | None) -> dict[str, int]:
+    """The option that gives a cell so many rounds, or that share of its own, at least one."""
+    if isinstance(rounds, float):
+        return {"rounds": max(1, round(rounds * cell.make()[0].rounds))}
+    return {} if rounds is None else {"rounds": rounds}
 
 
 def _with(cell: Cell, options: Mapping[str, Any], task_options: Mapping[str, Any]) -> Cell:

@@ -271,18 +271,19 @@ def _figure(number: str, panel: str) -> Experiment:
     labelled = {"label_public": True}
     helped = cell("fedavg-trunk", panel, maps=False, task_options=labelled, series=LABELLED)
     above_helped = [
-        Claim(Ref(LINKED, x=share), ">", Ref(LABELLED))
+        Claim(Ref(LINKED, MEAN, x=share), ">", Ref(LABELLED, MEAN))
         for share in SHARES
         if panel == CIFAR10 and share >= 0.2
     ]
-    above_alone = [Claim(Ref(LINKED, x=share), ">", Ref(PRIVATE)) for share in SHARES]
+    above_alone = [Claim(Ref(LINKED, MEAN, x=share), ">", Ref(PRIVATE, MEAN)) for share in SHARES]
     return Experiment(
         name=f"fedlinked-figure-{number}",
         title=f"FedLinked and FedAvg by size of the public set, {panel}",
         paper=f"{PAPER}, Figure {number}",
         cells=[*sweep, alone, helped],
+        figures=final,
         claims=[*above_alone, *above_helped],
-        plot=Lines("share of the public set", "mean test accuracy"),
+        plot=Lines("share of the public set", "mean test accuracy", MEAN),
         quick=Quick(says=_SCALED, seeds=1, options=_FEW, points=(0.1, 1.0)),
         notes=(
             "FedAvg is that of the trunk, with fine-tuned heads. A node's head knows its own "

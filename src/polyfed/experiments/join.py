@@ -1,11 +1,12 @@
 """Pieces of one experiment as one summary: other cells, or other seeds, of another day or machine.
 
 What is joined was run with the same settings: a piece with others is refused before anything runs.
+A cell that nobody ran for this experiment may have been run for another, in the same settings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,37 @@ def joined(old: Summary, new: Summary) -> dict[str, Any]:
         "seeds": seeds,
         "cells": cells,
     }
+
+
+def lent(
+    folder: Path, missing: Sequence[Cell], summary: Summary, precision: str
+) -> Iterator[Summary]:
+    """What summaries beside a folder have of missing cells, with the seeds and figures of this one.
+
+    Args:
+        folder: of an experiment.
+        missing: its cells that were not run, as they would be run now.
+        summary: of those that were.
+        precision: what networks compute in.
+    """
+    names = list(summary["cells"][0]["figures"])
+    for path in sorted(folder.parent.glob("*/summary.json")) if missing else ():
+        other = Results.read(path).summary
+        if path.parent == folder or other["quick"] or _precision(other) != precision:
+            continue
+        if not set(summary["seeds"]) <= set(other["seeds"]):
+            continue
+        places = [other["seeds"].index(seed) for seed in summary["seeds"]]
+        for cell in list(missing):
+            entry = next((e for e in other["cells"] if not _other(e, cell)), None)
+            if entry is None or not set(names) <= set(entry["figures"]):
+                continue
+            missing = [each for each in missing if each is not cell]
+            own = _of_seeds([_of_seed(entry, i) for i in places])
+            own["figures"] = {name: own["figures"][name] for name in names}
+            own |= {"panel": cell.panel, "series": cell.series, "x": cell.x}
+            own.pop("kept", None)
+            yield {**other, "seeds": summary["seeds"], "cells": [own]}
 
 
 def label_of(entry: Entry) -> str:

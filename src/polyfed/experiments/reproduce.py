@@ -22,8 +22,8 @@ from polyfed.core.model import Precision
 from polyfed.engines.run import Run, plain
 from polyfed.errors import ConfigError, RunError
 from polyfed.experiments import plot
-from polyfed.experiments.experiment import Cell, Experiment, Picture
-from polyfed.experiments.join import COMPUTES, earlier, joined, label_of
+from polyfed.experiments.experiment import Cell, Experiment, Picture, Rounds
+from polyfed.experiments.join import COMPUTES, earlier, joined, label_of, lent
 from polyfed.experiments.page import page
 from polyfed.experiments.results import FORMAT, Results, folder_of
 from polyfed.experiments.runner import ORIGIN, Batch, do_batches, options_of, run_cells
@@ -37,7 +37,7 @@ def reproduce(
     out: Path = Path("results"),
     quick: bool = False,
     seeds: Sequence[int] | None = None,
-    rounds: int | None = None,
+    rounds: Rounds | None = None,
     reading: Mapping[str, Any] = MappingProxyType({}),
     only: Sequence[str] = (),
     left_out: Sequence[str] = (),
@@ -55,11 +55,12 @@ def reproduce(
         out: where to write.
         quick: the small version, which says what it scaled.
         seeds: which; None takes as many as the experiment asks for.
-        rounds: so many for every method, instead of the paper's.
+        rounds: so many for every method, or below 1 the share of the paper's.
         reading: options of methods and tasks, where the paper can be read in another way.
         only: cells with these names, or whose names begin so; none means all.
         left_out: tasks whose files are absent: their cells are not run, and the summary says so.
-        join: keep the cells and seeds of the summary that is there, whose runs may be gone.
+        join: keep the cells and seeds of the summary that is there, whose runs may be gone, and
+            take cells that are missing from summaries beside it that have them.
         device: cpu, cuda, cuda:0, ...
         precision: what networks compute in; bfloat16 is for GPUs.
         jobs: in how many processes.
@@ -87,7 +88,7 @@ def reproduce(
         "experiment": experiment.name,
         "command": _command(experiment.name, cells, chosen, quick, rounds, reading, only, device)
         + (f" --precision {precision}" if precision != "float32" else "")
-        + " --join" * (before is not None),
+        + " --join" * join,
         "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
         "commit": "unknown",
         "device": device,
@@ -101,6 +102,11 @@ def reproduce(
     }
     if before is not None:
         summary = joined(before, summary)
+    if join:
+        have = {label_of(entry) for entry in summary["cells"]}
+        missing = [cell for cell in every if cell.label not in have]
+        for other in lent(folder, missing, summary, precision):
+            summary = joined(other, summary)
     there = {label_of(entry): entry for entry in summary["cells"]}
     present = [cell for cell in every if cell.label in there]
     summary["cells"] = [there[cell.label] for cell in present]
@@ -117,13 +123,14 @@ def plan(
     experiment: Experiment,
     quick: bool = False,
     seeds: Sequence[int] | None = None,
-    rounds: int | None = None,
+    rounds: Rounds | None = None,
     reading: Mapping[str, Any] = MappingProxyType({}),
     only: Sequence[str] = (),
 ) -> tuple[list[Cell], list[int]]:
     """The cells that `reproduce` with these arguments would run, and the seeds."""
-    if rounds is not None and rounds < 1:
-        raise ConfigError(f"rounds must be >= 1, got {rounds}.")
+    fits = rounds is None or (0 < rounds <= 1 if isinstance(rounds, float) else rounds >= 1)
+    if not fits:
+        raise ConfigError(f"rounds must be >= 1, or a share of the paper's, got {rounds}.")
     wanted = experiment.quick.seeds if quick else experiment.seeds
     chosen = list(range(wanted)) if seeds is None else list(seeds)
     if not chosen or len(set(chosen)) < len(chosen):
@@ -137,7 +144,7 @@ def run_together(
     out: Path = Path("results"),
     quick: bool = False,
     seeds: Sequence[int] | None = None,
-    rounds: int | None = None,
+    rounds: Rounds | None = None,
     reading: Mapping[str, Any] = MappingProxyType({}),
     **settings: Any,
 ) -> None:
@@ -211,7 +218,7 @@ def _command(
     cells: Sequence[Cell],
     seeds: Sequence[int],
     quick: bool,
-    rounds: int | None,
+    rounds: Rounds | None,
     reading: Mapping[str, Any],
     only: Sequence[str],
     device: str,
@@ -224,7 +231,7 @@ def _command(
         "--data DIR" * needs_data,
         "--quick" * quick,
         f"--seeds {len(seeds) if counted else which}",
-        f"--rounds {rounds}" if rounds else "",
+        f"--rounds {rounds if isinstance(rounds, int) else f'{100 * rounds:g}%'}" if rounds else "",
         *(f"--with {shlex.quote(f'{name}={value}')}" for name, value in reading.items()),
         *(f"--only {shlex.quote(text)}" for text in only),
         f"--device {device}",
