@@ -419,6 +419,8 @@ def test_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(COMMIT_VARIABLE, "def5678")
     assert commit() == "def5678"
     monkeypatch.setattr(runner, "_said", lambda command: "abc1234")
+    assert commit() == "def5678"  # whoever copied the files knows better
+    monkeypatch.delenv(COMMIT_VARIABLE)
     assert commit() == "abc1234"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -26,7 +28,7 @@ from polyfed.core.phase import (
     cross_entropy,
 )
 from polyfed.random import ambient
-from polyfed.train import cohort, stepper, together
+from polyfed.train import cohort, deferred, stepper, together
 from polyfed.train.cohort import fit_cohort, score_cohort
 from polyfed.train.course import Course
 from polyfed.train.evaluate import accuracy
@@ -526,6 +528,33 @@ def test_stacks_of_a_learning_rate_that_has_passed_are_let_go(
     assert max(sizes) == 6
     assert sizes[-1] == 3
     assert {c.settings[0].lr for c in kept.values()} == {0.05}
+
+
+@pytest.mark.parametrize("kind", ["Stepper", "DeferredStepper"])
+def test_a_stack_that_is_let_go_is_gone_at_once(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Not only when Python looks for cycles: on a GPU a stack holds gigabytes."""
+    monkeypatch.setattr(deferred, "_WIDE", 5)
+    settings = {"objective": SquaredError(), "batch": 1, "optimiser": SETTINGS["sgd"]}
+    each = phase(epochs=1, **(settings if kind == "DeferredStepper" else {}))
+    kept, seen = cohort.Kept(), []
+
+    def train() -> None:
+        group = nodes([8, 8], lambda _: nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)))
+        fit_cohort([Job(n, each, ("v",)) for n in group], kept=kept)
+
+    train()  # what is imported for the first time may keep a traceback, and with it the stack
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            train()
+            (stack,) = kept.values()
+            assert type(stack.stepper).__name__ == kind
+            seen.append(weakref.ref(stack))
+            del stack
+        assert [stack() is not None for stack in seen] == [False, False, True]
+    finally:
+        gc.enable()
 
 
 def test_auto_measures_once_and_remembers(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

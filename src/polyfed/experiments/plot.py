@@ -176,9 +176,8 @@ def _points(
     """For each series its points; and series without any, in a sweep, as levels across it."""
     lines: dict[str, dict[Point, Sequence[float]]] = {}
     levels: dict[str, Sequence[float]] = {}
-    cells = results.summary["cells"]
-    is_sweep = any(cell["x"] is not None for cell in cells)
-    for cell in cells:
+    is_sweep = any(cell.x is not None for cell in results.experiment.cells)
+    for cell in results.summary["cells"]:
         if cell["panel"] != panel:
             continue
         if not is_sweep:

@@ -36,7 +36,7 @@ from polyfed.record.recorder import read_result
 from polyfed.tasks import Task
 from polyfed.train.alike import moves_batchnorm
 
-COMMIT_VARIABLE = "POLYFED_COMMIT"  # names the commit where there is a copy without its history
+COMMIT_VARIABLE = "POLYFED_COMMIT"  # names the commit where there is a copy of its files
 _IN_STEP = 48  # runs in step on a GPU: more fill its memory and not its time
 _APART = {True: 10.0, False: 60.0}  # seconds between checkpoints, on a CPU: rounds may be short
 AFTER = "after.json"  # in a run folder: figures of its trained nodes
@@ -296,11 +296,16 @@ def _device(name: str) -> str:
 
 
 def commit() -> str:
-    """The commit of this polyfed, marked if files were changed since; unknown outside git."""
+    """The commit of this polyfed, marked if files were changed since; unknown outside git.
+
+    A copy of a working tree may have another history than the files in it: the variable goes first.
+    """
+    if told := os.environ.get(COMMIT_VARIABLE):
+        return told
     ask = ["git", "-C", str(Path(__file__).parents[1])]
     known = _said([*ask, "ls-files", "--error-unmatch", "__init__.py"])  # ours, not one around us
     said = _said([*ask, "describe", "--always", "--dirty", "--exclude=*"]) if known else ""
-    return said or os.environ.get(COMMIT_VARIABLE) or "unknown"
+    return said or "unknown"
 
 
 def _said(command: list[str]) -> str:

@@ -6,6 +6,7 @@ On a GPU the step becomes a CUDA graph, which finds its batch by a counter on th
 from __future__ import annotations
 
 import gc
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -61,7 +62,8 @@ class Stepper:
     can_leave_out: ClassVar[bool] = True
 
     def __init__(self, cohort: Cohort) -> None:
-        self.cohort, self.tracks = cohort, cohort.rows
+        self.cohort: Cohort = weakref.proxy(cohort)  # who has it: a stack that is let go is gone
+        self.tracks = cohort.rows
         self.count = len(self.tracks)
         self.pool = Pool([track.split for track in self.tracks], own=cohort.is_lent)
         self.width = max(track.course.widest for track in self.tracks)
