@@ -9,6 +9,7 @@ import pytest
 from polyfed import experiments, tasks
 from polyfed.errors import ConfigError, UnknownNameError
 from polyfed.experiments.experiment import Cell, Claim, Experiment, Quick, Ref
+from polyfed.experiments.reproduce import plan
 
 CELL = Cell(method="fedlinked", task="digits")
 
@@ -155,6 +156,19 @@ def test_rounds_are_for_all_and_changes_have_ranges(sweep: Experiment) -> None:
     fewer = sweep.scaled(rounds=2)
     assert [c.options["rounds"] for c in fewer] == [2, 2, 2]
     assert sweep.changes(fewer, 2) == ["local on digits: rounds 5 to 7 → 2"]
+
+
+def test_a_share_of_each_cells_own_rounds(sweep: Experiment) -> None:
+    pairs = zip((61, 121, 2), sweep.cells, strict=True)
+    cells = [replace(c, options={**c.options, "rounds": n}) for n, c in pairs]
+    fewer = replace(sweep, cells=cells).scaled(rounds=0.18)
+    assert [c.options["rounds"] for c in fewer] == [11, 22, 1]
+
+
+@pytest.mark.parametrize("rounds", [0, -1, 0.0, -0.5, 1.5])
+def test_rounds_that_cannot_be(sweep: Experiment, rounds: float) -> None:
+    with pytest.raises(ConfigError, match="rounds must be >= 1, or a share of the paper's"):
+        plan(sweep, rounds=rounds)
 
 
 def test_quick_then_rounds(table: Experiment) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 
 from polyfed.cli import app
 from polyfed.errors import ConfigError
-from polyfed.experiments.experiment import Experiment
+from polyfed.experiments.experiment import Cell, Experiment
 from polyfed.experiments.join import joined
 from polyfed.experiments.reproduce import reproduce
 
@@ -114,6 +115,57 @@ def test_cells_that_the_experiment_does_not_have_are_refused(
     path.write_text(json.dumps(summary), encoding="utf-8")
     with pytest.raises(ConfigError, match=f"its cell '.*' {said}"):
         piece(table, tmp_path, join=True)
+
+
+def _beside(table: Experiment, alone: Cell | None = None) -> Experiment:
+    """An experiment with a cell of the table's, under another name."""
+    first, second = table.cells
+    cells = [replace(alone or first, series="by itself"), second]
+    return replace(table, name="tiny-other", cells=cells, claims=(), published={})
+
+
+def test_a_cell_that_was_run_for_another_experiment(
+    tmp_path: Path, whole: Path, table: Experiment
+) -> None:
+    (tmp_path / table.name).mkdir()
+    shutil.copy(whole / table.name / "summary.json", tmp_path / table.name)
+    text = (whole / table.name / "summary.json").read_text(encoding="utf-8")
+    lender = json.loads(text)
+    other = _beside(table)
+    apart = replace(other, name="tiny-apart")
+    assert len(piece(apart, tmp_path, only=["averaged"])["cells"]) == 1  # only if it is asked for
+    found = piece(other, tmp_path, only=["averaged"], join=True)
+    assert [cell["series"] for cell in found["cells"]] == ["by itself", "averaged"]
+    assert found["cells"][0]["figures"] == lender["cells"][0]["figures"]
+    assert found["seeds"] == lender["seeds"]
+    assert found["changed"] == []
+    assert lender["command"] in found["command"]
+    fewer = replace(other, name="tiny-fewer")
+    by_itself, _ = piece(fewer, tmp_path, only=["averaged"], join=True, seeds=[1])["cells"]
+    assert by_itself["figures"]["accuracy"] == lender["cells"][0]["figures"]["accuracy"][1:]
+
+
+@pytest.mark.parametrize("why", ["setting", "seed", "figure", "quick", "precision"])
+def test_a_cell_of_another_experiment_that_does_not_fit(
+    why: str, tmp_path: Path, whole: Path, table: Experiment
+) -> None:
+    lender = json.loads((whole / table.name / "summary.json").read_text(encoding="utf-8"))
+    seeds, alone = [0, 1], table.cells[0]
+    if why == "setting":
+        alone = replace(alone, options={**alone.options, "lr": 0.05})
+    elif why == "seed":
+        seeds = [0, 2]
+    elif why == "figure":
+        del lender["cells"][0]["figures"]["accuracy"]
+    elif why == "quick":
+        lender["quick"] = True
+    else:
+        lender["changed"] = ["networks compute in bfloat16"]
+    (tmp_path / table.name).mkdir()
+    path = tmp_path / table.name / "summary.json"
+    path.write_text(json.dumps(lender), encoding="utf-8")
+    found = piece(_beside(table, alone), tmp_path, only=["averaged"], join=True, seeds=seeds)
+    assert [cell["series"] for cell in found["cells"]] == ["averaged"]
 
 
 def test_what_is_drawn_is_of_the_first_seed() -> None:

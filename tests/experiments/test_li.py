@@ -23,7 +23,7 @@ from polyfed.experiments.experiment import Cell, Claim, Experiment, Quick, Ref
 from polyfed.experiments.page import page
 from polyfed.experiments.reproduce import _chosen, reproduce
 from polyfed.experiments.results import Results
-from polyfed.experiments.runner import AFTER, figures_after, run_cells
+from polyfed.experiments.runner import AFTER, _key, figures_after, run_cells
 from polyfed.experiments.verdict import printed
 from polyfed.methods.cwt import CWT
 from polyfed.methods.fedala import FedALA
@@ -196,10 +196,10 @@ def test_without_the_tasks_files_there_is_no_best_round(
     assert found == {"accuracy": 0.5}
 
 
-def trained(classes: int) -> Run:
+def trained(classes: int, **settings: Any) -> Run:
     nodes = [node(f"M{i}", test=20 + i, shift=i / 9, classes=classes) for i in range(3)]
     method = LI(rounds=4, batch=8, lr=0.05, decay_every=0, weight_decay=0.0, finetune_epochs=2)
-    return run(method, nodes, progress=False)
+    return run(method, nodes, progress=False, **settings)
 
 
 @pytest.mark.parametrize("classes", [10, 12])
@@ -322,13 +322,46 @@ def test_a_cell_of_that_name_comes_before_cells_that_begin_so() -> None:
 
 def test_alone_and_combined_train_as_long_as_li() -> None:
     loop = made(ALL["li-figure-6"].cells[1])
-    epochs = loop.rounds * (loop.head_epochs + loop.trunk_epochs + loop.full_epochs)
+    rounds = loop.rounds - 1  # in the last, heads are fitted
+    epochs = rounds * (loop.head_epochs + loop.trunk_epochs + loop.full_epochs)
     alone, combined = made(ALL["li-figure-6"].cells[0]), made(ALL["li-figure-9"].cells[-1])
     for method in (alone, combined):
         assert isinstance(method, Local)
         assert method.init_epochs + method.rounds * method.local_epochs == epochs
         assert (method.patience, method.rollback) == (0, False)
     assert statistics.fmean([alone.lr, combined.lr]) == loop.lr
+
+
+def test_the_figures_share_their_runs() -> None:
+    """What LI and CWT make for one figure is not made again for another."""
+
+    def keys(name: str, *series: str) -> list[set[str]]:
+        made = ALL[name]
+        settings = {"device": "cpu", "precision": "float32"}
+        return [
+            {
+                _key(*cell.make(), made.evaluate_every, settings, cell.after)
+                for cell in made.cells
+                if cell.series == each
+            }
+            for each in series
+        ]
+
+    assert keys("li-figure-6", "LI", "CWT") == keys("li-figure-9", "LI", "CWT")
+    assert keys("li-figure-8", "with the optional step", "CWT") == keys("li-figure-9", "LI", "CWT")
+
+
+def test_own_copies_are_judged_before_heads_are_fitted_to_the_last_trunk() -> None:
+    done = trained(10)
+    judged = [m for m in done.metrics if m["tick"] == 3 and "test_accuracy" in m]
+    assert len(judged) == 3
+    own = statistics.fmean(m["test_accuracy"] for m in judged)
+    assert own != done.mean_accuracy
+    assert li_more.own_copies(done) == {"accuracy": own, "fitted": done.mean_accuracy}
+    late = trained(10, evaluate_every=9)
+    assert li_more.own_copies(late) == dict.fromkeys(("accuracy", "fitted"), late.mean_accuracy)
+    alone = run(Local(rounds=2, init_epochs=0), tasks.digits(), progress=False)
+    assert li_more.own_copies(alone) == {"accuracy": alone.mean_accuracy}
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -8,7 +8,8 @@ import pytest
 
 from polyfed.errors import ConfigError
 from polyfed.experiments import plot
-from polyfed.experiments.experiment import Dots, Lines, Ref
+from polyfed.experiments.experiment import Dots, Experiment, Lines, Ref
+from polyfed.experiments.reproduce import reproduce
 from polyfed.experiments.results import Results
 from polyfed.experiments.verdict import summarise
 
@@ -78,6 +79,13 @@ def test_where_no_cell_has_a_point_the_figures_are_points(results: Make) -> None
     made = results({("", "a", None): {"10": UP, "20": DOWN}}, plot=Lines("round"))
     (axes,) = axes_of(made)
     assert drawn(axes) == {"a": ([10, 20], [pytest.approx(0.64), pytest.approx(0.54)])}
+
+
+def test_of_a_sweep_its_levels_alone(tmp_path: Path, sweep: Experiment) -> None:
+    """As after --only: no cell that was run has a point, but the experiment's have."""
+    done = reproduce(sweep, out=tmp_path, only=["flat"], seeds=[0])
+    (axes,) = axes_of(done)
+    assert [line.get_label() for line in axes.lines] == ["flat"]
 
 
 def test_dots_and_the_papers_beside_them(results: Make) -> None:

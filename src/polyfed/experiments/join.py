@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.engines.run import plain
-from polyfed.errors import ConfigError
+from polyfed.errors import ConfigError, PolyfedError
 from polyfed.experiments.experiment import Cell, label
 from polyfed.experiments.results import Results
 from polyfed.experiments.runner import options_of
@@ -103,15 +103,18 @@ def lent(
     """
     names = list(summary["cells"][0]["figures"])
     for path in sorted(folder.parent.glob("*/summary.json")) if missing else ():
-        other = Results.read(path).summary
+        try:
+            other = Results.read(path).summary
+        except PolyfedError:  # of an experiment that is not known here
+            continue
         if path.parent == folder or other["quick"] or _precision(other) != precision:
             continue
         if not set(summary["seeds"]) <= set(other["seeds"]):
             continue
         places = [other["seeds"].index(seed) for seed in summary["seeds"]]
         for cell in list(missing):
-            entry = next((e for e in other["cells"] if not _other(e, cell)), None)
-            if entry is None or not set(names) <= set(entry["figures"]):
+            entry = next((e for e in other["cells"] if _serves(e, cell, names)), None)
+            if entry is None:
                 continue
             missing = [each for each in missing if each is not cell]
             own = _of_seeds([_of_seed(entry, i) for i in places])
@@ -119,6 +122,12 @@ def lent(
             own |= {"panel": cell.panel, "series": cell.series, "x": cell.x}
             own.pop("kept", None)
             yield {**other, "seeds": summary["seeds"], "cells": [own]}
+
+
+def _serves(entry: Entry, cell: Cell, figures: Iterable[str]) -> bool:
+    """Whether what was run for an entry is what would be run for a cell, with these figures."""
+    named = (entry["method"], entry["task"]) == (cell.method, cell.task)  # others are not made
+    return named and set(figures) <= set(entry["figures"]) and not _other(entry, cell)
 
 
 def label_of(entry: Entry) -> str:
