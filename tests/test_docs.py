@@ -1,8 +1,6 @@
-"""The pages: links lead somewhere, included files are the files, summaries follow from raw data."""
+"""The pages: links lead somewhere, included files are the files."""
 
-import json
 import re
-import statistics
 from pathlib import Path
 
 import pytest
@@ -78,16 +76,3 @@ def test_a_method_page_has_its_sections_in_order(page: Path) -> None:
         "What an honest-but-curious hub learns",
         "Citation",
     ]
-
-
-def test_the_partial_results_add_up() -> None:
-    """Summaries are the mean and sample standard deviation of what is in the same file."""
-    results = json.loads((DOCS / "results" / "fedlinked_h200_partial.json").read_text("utf-8"))
-    for figures in results["summary"].values():
-        by_seed = figures["by_seed"]
-        assert figures["mean"] == pytest.approx(statistics.fmean(by_seed), abs=1e-4)
-        if len(by_seed) > 1:
-            assert figures["sd"] == pytest.approx(statistics.stdev(by_seed), abs=1e-4)
-    cut = [r for r in results["cut"] if r["task"] == "cifar10" and not r["options"]]
-    sixth = [run["mean_test_accuracy_by_round"][6] for run in cut]
-    assert sixth == results["summary"]["cifar10 fedlinked, round 6 of 7 (no rollback)"]["by_seed"]

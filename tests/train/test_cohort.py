@@ -493,9 +493,8 @@ def test_a_share_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         x = SimpleNamespace(device=torch.device("cuda", 0), numel=lambda: 0, element_size=lambda: 4)
 
     total = 4 * 4 * 57 * 4 * 100
-    properties, memory = SimpleNamespace(total_memory=total), {"own": total // 20, "free": total}
+    memory = {"own": total // 20, "free": total}
     monkeypatch.setattr(together, "_split", lambda _: There)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (memory["free"], total))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: memory["own"])
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: memory["own"] + total // 40)
@@ -508,6 +507,8 @@ def test_a_share_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for free, full in ((total // 9, False), (total // 11, True)):  # others have the rest
         memory["free"] = free
         assert cohort._is_full(kept, there, 1.0) == full
+    memory["free"] = total // 10 - total // 20 - total // 40  # and this process may use what it has
+    assert [Trainer(share=s)._most_rows(jobs) for s in (1.0, 0.25, 0.05)] == [10, 10, 5]
     del kept[0]
     assert not cohort._is_full(kept, there, 0.25)
 

@@ -279,7 +279,8 @@ class Trainer:
         """Bytes of one stack, or of what the fronts of networks put out."""
         if device.type != "cuda":
             return _CPU_BYTES
-        return torch.cuda.get_device_properties(device).total_memory * self.share / 4
+        free, total = torch.cuda.mem_get_info(device)  # others may hold the rest
+        return min(total * self.share, free + torch.cuda.memory_reserved(device)) / 4
 
     def _structure(self, node: Node) -> int:
         """A number that equal networks share."""
