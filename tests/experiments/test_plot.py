@@ -81,6 +81,14 @@ def test_where_no_cell_has_a_point_the_figures_are_points(results: Make) -> None
     assert drawn(axes) == {"a": ([10, 20], [pytest.approx(0.64), pytest.approx(0.54)])}
 
 
+@pytest.mark.parametrize(("points", "whole"), [((10, 20, 30), True), ((0.5, 1.0, 2.0), False)])
+def test_whole_numbers_have_whole_ticks(results: Make, points: Any, whole: bool) -> None:
+    cells = {("", "a", None): {f"{x:g}": UP for x in points}}
+    (axes,) = axes_of(results(cells, plot=Lines("round")))
+    ticks = [float(t) for t in axes.get_xticks()]
+    assert all(t == round(t) for t in ticks) == whole
+
+
 def test_of_a_sweep_its_levels_alone(tmp_path: Path, sweep: Experiment) -> None:
     """As after --only: no cell that was run has a point, but the experiment's have."""
     done = reproduce(sweep, out=tmp_path, only=["flat"], seeds=[0])

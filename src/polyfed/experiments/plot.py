@@ -168,6 +168,8 @@ def _lines(axes: Axes, results: Results, panel: str, spec: Lines) -> None:
         axes.set_xscale("log")
         axes.set_xticks(list(where.values()), [number(x) for x in every])
         axes.minorticks_off()
+    elif all(x == round(x) for x in where.values()):
+        axes.locator_params(axis="x", integer=True)
 
 
 def _points(
