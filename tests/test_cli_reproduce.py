@@ -259,6 +259,13 @@ def test_several_are_run_as_one_piece_of_work(monkeypatch: pytest.MonkeyPatch) -
     assert [each["experiment"] for each in told] == ["tiny-table", "tiny-figure"]
 
 
+def test_a_share_of_the_rounds_is_said() -> None:
+    call("reproduce", "tiny-table", "--rounds", "50%", "--seeds", "1", "--out", "here")
+    summary = json.loads(Path("here/tiny-table/summary.json").read_text())
+    assert " --rounds 50% " in summary["command"]
+    assert {cell["options"]["rounds"] for cell in summary["cells"]} == {1}
+
+
 def test_another_precision_is_another_run_and_said() -> None:
     short = ("--rounds", "1", "--seeds", "1", "--out", "here")
     call("reproduce", "tiny-table", *short)
@@ -277,7 +284,9 @@ def test_another_precision_is_another_run_and_said() -> None:
         (["files-table", "--data", "nowhere"], "the data folder nowhere does not exist"),
         (["tiny-table", "--seeds", "many"], "seeds many: say how many (5), or which (3,7,9)"),
         (["tiny-table", "--seeds", "0"], "seeds: name at least one, and none twice"),
-        (["tiny-table", "--rounds", "0"], "rounds must be >= 1, got 0"),
+        (["tiny-table", "--rounds", "0"], "rounds must be >= 1, or a share of the paper's, got 0"),
+        (["tiny-table", "--rounds", "101%"], "or a share of the paper's, got 1.01"),
+        (["tiny-table", "--rounds", "few"], "--rounds few: write 20, or 20% for a share of them"),
         (["tiny-table", "--jobs", "0"], "jobs must be >= 1, got 0"),
         (["tiny-table", "--device", "gpu"], "unknown device 'gpu'"),
         ([], "reproduce: name an experiment (see: polyfed experiments), or --all"),

@@ -390,7 +390,7 @@ def test_finished_runs_need_no_data(
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"rounds": 0}, "rounds must be >= 1, got 0"),
+        ({"rounds": 0}, "rounds must be >= 1, or a share of the paper's, got 0"),
         ({"seeds": []}, "name at least one, and none twice"),
         ({"seeds": [1, 1]}, "name at least one, and none twice"),
         ({"device": "gpu"}, "unknown device 'gpu'"),

@@ -236,7 +236,8 @@ def test_with_graphs_half_of_the_rows_are_left_out_at_a_time(
     made: list[Stepper] = []
     begin = Stepper.__init__
     monkeypatch.setattr(Stepper, "__init__", lambda s, c: (made.append(s), begin(s, c))[1])
-    fit_cohort([Job(n, phase(), ("p",)) for n in ours])
+    kept = Kept()  # a stepper lives as long as its stack
+    fit_cohort([Job(n, phase(), ("p",)) for n in ours], kept=kept)
     (one,) = made
     one.graph_from = 10**9
     one.count = 9
