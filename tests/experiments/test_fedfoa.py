@@ -12,6 +12,7 @@ from polyfed import Run, experiments
 from polyfed.experiments import fedfoa, pictures
 from polyfed.experiments.experiment import Cell, Experiment, Picture, Quick, Ref
 from polyfed.experiments.reproduce import reproduce
+from polyfed.experiments.runner import _key
 from polyfed.experiments.verdict import printed
 from polyfed.record import Ledger, Log
 
@@ -217,3 +218,13 @@ def test_pictures_are_drawn_from_what_runs_leave(
     assert "![" in (folder / "page.md").read_text()
     if (folder / "plot.svg").exists():
         assert (folder / "plot.svg").read_text().lstrip().startswith("<?xml")
+
+
+def test_figures_4_and_5_and_table_3_share_runs() -> None:
+    """FedEMA with the paper's lambda, and without FedFoA, are run once for all three."""
+    names = ("fedfoa-table-3", "fedfoa-figure-4", "fedfoa-figure-5")
+    runs = []
+    for made in map(experiments.load, names):
+        settings = {"device": "cpu", "precision": "float32"}
+        runs.append({_key(*c.make(), made.evaluate_every, settings, c.after) for c in made.cells})
+    assert len(set.intersection(*runs)) == 2

@@ -137,3 +137,14 @@ def test_every_experiment_can_be_made(experiment: Experiment) -> None:
             cell.make()
         changes = experiment.changes(cells, experiment.quick.seeds, quick=quick)
         assert bool(changes) == (quick or experiment.quick.seeds < experiment.seeds)
+
+
+@pytest.mark.parametrize("number", ["5.1", "5.2"])
+def test_the_whole_public_set_is_what_table_6_1_ran(number: str) -> None:
+    """So `--join` takes that point of the figure from the table's summary."""
+    figure, table = (experiments.load(f"fedlinked-{n}") for n in (f"figure-{number}", "table-6.1"))
+    assert (figure.figures, figure.evaluate_every) == (table.figures, table.evaluate_every)
+    (whole,) = (cell for cell in figure.cells if cell.x == 1)
+    assert [cell.series for cell in table.cells if cell.make() == whole.make()] == [
+        "with transformation"
+    ]

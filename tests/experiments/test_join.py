@@ -145,7 +145,7 @@ def test_a_cell_that_was_run_for_another_experiment(
     assert by_itself["figures"]["accuracy"] == lender["cells"][0]["figures"]["accuracy"][1:]
 
 
-@pytest.mark.parametrize("why", ["setting", "seed", "figure", "quick", "precision"])
+@pytest.mark.parametrize("why", ["setting", "seed", "meaning", "rhythm", "quick", "precision"])
 def test_a_cell_of_another_experiment_that_does_not_fit(
     why: str, tmp_path: Path, whole: Path, table: Experiment
 ) -> None:
@@ -155,16 +155,19 @@ def test_a_cell_of_another_experiment_that_does_not_fit(
         alone = replace(alone, options={**alone.options, "lr": 0.05})
     elif why == "seed":
         seeds = [0, 2]
-    elif why == "figure":
-        del lender["cells"][0]["figures"]["accuracy"]
     elif why == "quick":
         lender["quick"] = True
-    else:
+    elif why == "precision":
         lender["changed"] = ["networks compute in bfloat16"]
     (tmp_path / table.name).mkdir()
     path = tmp_path / table.name / "summary.json"
     path.write_text(json.dumps(lender), encoding="utf-8")
-    found = piece(_beside(table, alone), tmp_path, only=["averaged"], join=True, seeds=seeds)
+    other = _beside(table, alone)
+    if why == "meaning":  # of a figure of the same name
+        other = replace(other, figures=lambda run: {"accuracy": 1 - run.mean_accuracy})
+    elif why == "rhythm":
+        other = replace(other, evaluate_every=2)
+    found = piece(other, tmp_path, only=["averaged"], join=True, seeds=seeds)
     assert [cell["series"] for cell in found["cells"]] == ["averaged"]
 
 

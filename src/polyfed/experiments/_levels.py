@@ -9,13 +9,12 @@ Bouchra Pilet, Frey, Taiani. IDA 2021, hal-02373338, section V.1.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from polyfed.engines.run import Run
 from polyfed.engines.table import rounds_done
-from polyfed.experiments.experiment import Cell, Claim, Experiment, Quick, Ref
+from polyfed.experiments.experiment import Cell, Claim, Experiment, Quick, Ref, by_round
 from polyfed.methods.partial_averaging import LEVELS, paper_scheme
 
 PAPER = "Bouchra Pilet, Frey, Taïani, IDA 2021"
@@ -88,11 +87,7 @@ def after(*blocks: int) -> Callable[[Run], Mapping[str, float]]:
 
     def figures(run: Run) -> dict[str, float]:
         wanted = {*blocks, rounds_done(run)}
-        found: dict[int, list[float]] = {}
-        for m in run.metrics:
-            if "test_accuracy" in m and m["tick"] in wanted:
-                found.setdefault(m["tick"], []).append(m["test_accuracy"])
-        return {str(block): statistics.fmean(found[block]) for block in sorted(found)}
+        return {str(block): mean for block, mean in by_round(run).items() if block in wanted}
 
     return figures
 

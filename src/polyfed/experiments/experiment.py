@@ -27,7 +27,7 @@ from polyfed.options import as_text, fields_of
 from polyfed.tasks import Task
 
 ACCURACY = "accuracy"
-Rounds = int | float  # so many, or below 1 the share of those that an experiment asks for
+Rounds = int | float  # so many; a float is the share of those that an experiment asks for
 
 
 @dataclass(frozen=True, kw_only=True)

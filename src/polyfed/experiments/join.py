@@ -12,7 +12,7 @@ from typing import Any
 
 from polyfed.engines.run import plain
 from polyfed.errors import ConfigError, PolyfedError
-from polyfed.experiments.experiment import Cell, label
+from polyfed.experiments.experiment import Cell, Experiment, label
 from polyfed.experiments.results import Results
 from polyfed.experiments.runner import options_of
 
@@ -91,43 +91,48 @@ def joined(old: Summary, new: Summary) -> dict[str, Any]:
 
 
 def lent(
-    folder: Path, missing: Sequence[Cell], summary: Summary, precision: str
+    experiment: Experiment, folder: Path, missing: Sequence[Cell], summary: Summary, precision: str
 ) -> Iterator[Summary]:
-    """What summaries beside a folder have of missing cells, with the seeds and figures of this one.
+    """What other experiments' summaries, beside this one's, have of missing cells.
+
+    Their figures must be computed alike: figures of the same name may mean something else.
 
     Args:
-        folder: of an experiment.
+        experiment: which has the cells.
+        folder: where its summary is.
         missing: its cells that were not run, as they would be run now.
-        summary: of those that were.
+        summary: of those that were, whose seeds are wanted.
         precision: what networks compute in.
     """
-    names = list(summary["cells"][0]["figures"])
     for path in sorted(folder.parent.glob("*/summary.json")) if missing else ():
         try:
-            other = Results.read(path).summary
+            results = Results.read(path)
         except PolyfedError:  # of an experiment that is not known here
             continue
+        lender, other = results.experiment, results.summary
         if path.parent == folder or other["quick"] or _precision(other) != precision:
+            continue
+        alike = lender.figures is experiment.figures
+        if not alike or lender.evaluate_every != experiment.evaluate_every:
             continue
         if not set(summary["seeds"]) <= set(other["seeds"]):
             continue
         places = [other["seeds"].index(seed) for seed in summary["seeds"]]
         for cell in list(missing):
-            entry = next((e for e in other["cells"] if _serves(e, cell, names)), None)
+            entry = next((e for e in other["cells"] if _serves(e, cell)), None)
             if entry is None:
                 continue
             missing = [each for each in missing if each is not cell]
             own = _of_seeds([_of_seed(entry, i) for i in places])
-            own["figures"] = {name: own["figures"][name] for name in names}
             own |= {"panel": cell.panel, "series": cell.series, "x": cell.x}
             own.pop("kept", None)
             yield {**other, "seeds": summary["seeds"], "cells": [own]}
 
 
-def _serves(entry: Entry, cell: Cell, figures: Iterable[str]) -> bool:
-    """Whether what was run for an entry is what would be run for a cell, with these figures."""
+def _serves(entry: Entry, cell: Cell) -> bool:
+    """Whether what was run for an entry is what would be run for a cell."""
     named = (entry["method"], entry["task"]) == (cell.method, cell.task)  # others are not made
-    return named and set(figures) <= set(entry["figures"]) and not _other(entry, cell)
+    return named and not _other(entry, cell)
 
 
 def label_of(entry: Entry) -> str:

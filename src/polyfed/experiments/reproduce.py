@@ -105,7 +105,7 @@ def reproduce(
     if join:
         have = {label_of(entry) for entry in summary["cells"]}
         missing = [cell for cell in every if cell.label not in have]
-        for other in lent(folder, missing, summary, precision):
+        for other in lent(experiment, folder, missing, summary, precision):
             summary = joined(other, summary)
     there = {label_of(entry): entry for entry in summary["cells"]}
     present = [cell for cell in every if cell.label in there]
