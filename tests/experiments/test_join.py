@@ -190,6 +190,22 @@ def test_what_is_drawn_is_of_the_first_seed() -> None:
     assert (found["date"], found["environment"]) == ("today", {"torch": "2"})
 
 
+def test_what_went_wrong_stays_with_its_seed() -> None:
+    def summary(seed: int, *faults: dict[str, int]) -> dict[str, Any]:
+        cell = {"panel": "", "series": "", "x": None, "task": "digits", "figures": {"a": [1.0]}}
+        numbers = {"seconds": [1.0], "bytes_sent_per_node": [1.0]}
+        told = dict.fromkeys(("command", "date", "commit", "device"), "")
+        went = {"faults": list(faults)} if faults else {}
+        return {**told, "environment": {}, "seeds": [seed], "cells": [cell | numbers | went]}
+
+    diverged = {"training diverged": 2}
+    for old, new in (summary(0), summary(1, diverged)), (summary(1, diverged), summary(0)):
+        assert joined(old, new)["cells"][0]["faults"] == [{}, diverged]
+    again = joined(joined(summary(0), summary(1, diverged)), summary(2))
+    assert again["cells"][0]["faults"] == [{}, diverged, {}]
+    assert "faults" not in joined(summary(0), summary(1))["cells"][0]
+
+
 def test_what_was_left_out_and_then_run_is_left_out_no_more(tmp_path: Path) -> None:
     def summary(task: str, *left_out: str) -> dict[str, Any]:
         cell = {"panel": task, "series": "", "x": None, "task": task, "figures": {"a": [1.0]}}

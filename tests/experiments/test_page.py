@@ -161,6 +161,20 @@ def test_the_terminal_shows_tables_and_verdicts(results: Make) -> None:
     assert text.splitlines()[-1] == "made: reproduced; agrees 1, holds 1."
 
 
+def test_what_went_wrong_is_told(results: Make) -> None:
+    """A network of NaN has an accuracy, too, and nobody would see it in a table."""
+    found = results(
+        {("", "a", None): {"accuracy": [0.1, 0.2]}, ("", "b", 3.0): {"accuracy": [1, 1]}}
+    )
+    assert found.faults() == []
+    assert "went wrong" not in page(found) + terminal(found)
+    found.summary["cells"][1]["faults"] = [{}, {"training diverged": 3, "message refused": 1}]
+    told = ["b at 3: training diverged (with seed 1)", "b at 3: message refused (with seed 1)"]
+    assert found.faults() == told
+    for text in (page(found), terminal(found)):
+        assert all(f"- {each}" in text for each in told)
+
+
 def test_for_machines(results: Make) -> None:
     claim = Claim(Ref("a"), ">", Ref("b"))
     made = results(TWO, published={Ref("a"): "0.63"}, claims=[claim]).as_dict()

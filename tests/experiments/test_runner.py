@@ -217,6 +217,16 @@ def test_bytes_and_seconds_are_of_their_seeds(alone: Experiment) -> None:
     assert entry["figures"] == {"accuracy": [pytest.approx(0.3), pytest.approx(0.4)]}
 
 
+def test_faults_are_of_their_seeds(alone: Experiment) -> None:
+    def run_of(*faults: str) -> Run:
+        told = [{"tick": 1, "node": "M0", "fault": fault} for fault in faults]
+        return Run("local", {"M0": 0.5}, [{"tick": 1, "seconds": 1.0}], Ledger(Log()), told)
+
+    entry = reproducing._entry(alone, alone.cells[0], [run_of(), run_of("training diverged")])
+    assert entry["faults"] == [{}, {"training diverged": 1}]
+    assert "faults" not in reproducing._entry(alone, alone.cells[0], [run_of()])
+
+
 def test_the_summary_says_how_it_came_about(whole: Path) -> None:
     summary = read(whole)
     assert summary["command"] == "polyfed reproduce tiny-table --seeds 2 --device cpu"

@@ -167,7 +167,7 @@ def _of_seed(entry: Entry, i: int) -> Entry:
     """A cell with its i-th seed alone; what is kept for a picture is of the first."""
     own: dict[str, Any] = {name: value for name, value in entry.items() if name != "kept"}
     own["figures"] = {name: values[i] for name, values in entry["figures"].items()}
-    own |= {name: entry[name][i] for name in _BY_SEED}
+    own |= {name: entry[name][i] for name in (*_BY_SEED, "faults") if name in entry}
     return own | {"kept": entry["kept"]} if "kept" in entry and i == 0 else own
 
 
@@ -177,6 +177,8 @@ def _of_seeds(entries: Sequence[Entry]) -> dict[str, Any]:
     names = [n for n in found["figures"] if all(n in e["figures"] for e in entries)]
     found["figures"] = {name: [e["figures"][name] for e in entries] for name in names}
     found |= {name: [e[name] for e in entries] for name in _BY_SEED}
+    if any("faults" in e for e in entries):
+        found["faults"] = [e.get("faults", {}) for e in entries]
     kept = [e["kept"] for e in entries if "kept" in e]
     return found | {"kept": kept[0]} if kept else found
 

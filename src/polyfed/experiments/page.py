@@ -20,6 +20,7 @@ _STATISTIC = {
     "mean": "mean ± standard deviation over seeds",
     "median": "median over seeds, in brackets the 40th and 60th percentiles",
 }
+_FAULTS = "Something went wrong in these runs, and their figures are of that, too"
 _QUICK = "--quick only shows the way; its figures and verdicts mean nothing."
 
 
@@ -32,6 +33,7 @@ def page(results: Results) -> str:
         f"**{results.state[:1].upper()}{results.state[1:].partition(' (')[0]}**: "
         f"{results.tally()}.",
         _changed(results),
+        *([f"**{_FAULTS}**:\n\n{_bullets(faults)}"] if (faults := results.faults()) else []),
         f"![{experiment.title}](plot.svg)",
     ]
     for title, columns, rows in tables(results):
@@ -49,7 +51,10 @@ def terminal(results: Results) -> str:
     experiment = results.experiment
     state = f"{experiment.name}: {results.state.partition(' (')[0]}; {results.tally()}."
     changed = ["Changed from the paper's setting:", *map("- {}".format, results.summary["changed"])]
-    parts = [*texts, "\n".join(changed) if results.summary["changed"] else "", state]
+    parts = [*texts, "\n".join(changed) if results.summary["changed"] else ""]
+    if faults := results.faults():
+        parts.append("\n".join([f"{_FAULTS}:", *map("- {}".format, faults)]))
+    parts.append(state)
     note = f"note: {_QUICK}" if results.summary["quick"] else ""
     return "\n\n".join(filter(None, [*parts, note]))
 

@@ -12,6 +12,7 @@ import json
 import re
 import shlex
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -196,6 +197,7 @@ def _entry(experiment: Experiment, cell: Cell, runs: Sequence[Run]) -> dict[str,
     by_seed = [experiment.figures(r) for r in runs]
     spec = experiment.plot
     kept = {"kept": spec.keep(runs[0])} if isinstance(spec, Picture) else {}
+    faults = [dict(Counter(fault["fault"] for fault in r.faults)) for r in runs]
     return {
         "panel": cell.panel,
         "series": cell.series,
@@ -209,6 +211,7 @@ def _entry(experiment: Experiment, cell: Cell, runs: Sequence[Run]) -> dict[str,
         "bytes_sent_per_node": [
             statistics.fmean([r.ledger.bytes_sent(n) for n in r.accuracy] or [0]) for r in runs
         ],
+        **({"faults": faults} if any(faults) else {}),
         **kept,
     }
 

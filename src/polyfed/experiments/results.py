@@ -13,7 +13,7 @@ from typing import Any
 
 from polyfed import experiments
 from polyfed.errors import RunError
-from polyfed.experiments.experiment import Claim, Experiment, Ref
+from polyfed.experiments.experiment import Claim, Experiment, Ref, label
 from polyfed.experiments.verdict import (
     Comparison,
     Ordering,
@@ -129,6 +129,17 @@ class Results:
             "not run",
         ]
         return ", ".join(f"{w} {words.count(w)}" for w in kinds if w in words) or "nothing to judge"
+
+    def faults(self) -> list[str]:
+        """What went wrong in runs, by cell: a network of NaN has figures, too."""
+        told = []
+        for cell in self.summary["cells"]:
+            by_seed = dict(zip(self.summary["seeds"], cell.get("faults", ()), strict=False))
+            for kind in dict.fromkeys(kind for found in by_seed.values() for kind in found):
+                seeds = ", ".join(str(seed) for seed, found in by_seed.items() if kind in found)
+                name = label(cell["panel"], cell["series"], cell["x"])
+                told.append(f"{name}: {kind} (with seed {seeds})")
+        return told
 
     def as_dict(self) -> dict[str, Any]:
         """The summary and the verdicts, for machines."""
