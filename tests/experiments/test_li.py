@@ -196,6 +196,17 @@ def test_without_the_tasks_files_there_is_no_best_round(
     assert found == {"accuracy": 0.5}
 
 
+def test_a_run_from_elsewhere_names_a_folder_that_is_not_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(li, "_sizes_of", lambda task, options, seed: json.loads(options))
+    config = {"format": 1, "method": "li", "task": "mnist", "settings": {"seed": 0}}
+    for folder, kept in (tmp_path / "gone", {}), (tmp_path, {"data": str(tmp_path)}):
+        said = {"task_options": {"data": str(folder), "num_nodes": 2}}
+        (tmp_path / "config.yaml").write_text(json.dumps(config | said))
+        assert li.sizes_of_tests(run_of([], {}, folder=tmp_path)) == {"num_nodes": 2, **kept}
+
+
 def trained(classes: int, **settings: Any) -> Run:
     nodes = [node(f"M{i}", test=20 + i, shift=i / 9, classes=classes) for i in range(3)]
     method = LI(rounds=4, batch=8, lr=0.05, decay_every=0, weight_decay=0.0, finetune_epochs=2)

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from polyfed import tasks
@@ -85,11 +86,17 @@ def personal(run: Run) -> dict[str, float]:
 
 
 def sizes_of_tests(run: Run) -> Mapping[str, int]:
-    """How many test samples every node of a run has; empty if that cannot be known."""
+    """How many test samples every node of a run has; empty if that cannot be known.
+
+    A run that comes from another machine names a folder there: then POLYFED_DATA is looked at.
+    """
     if run.folder is None:
         return _sizes(run.nodes.values())
     config = read_config(run.folder)
-    said = json.dumps(config["task_options"], sort_keys=True)
+    options = dict(config["task_options"])
+    if not Path(options.get("data") or "").is_dir():
+        options.pop("data", None)
+    said = json.dumps(options, sort_keys=True)
     try:
         return _sizes_of(config["task"], said, config["settings"]["seed"])
     except DataError:
