@@ -14,6 +14,8 @@ def work(what: dict[str, Any], told: Progress) -> None:
     Path(what["file"]).write_text(str(os.getpid()))
     for tick in range(1, 3):
         told.round_done(tick, {"M0": 0.25, "M1": 0.75})
+    if "trouble" in what:
+        told.trouble(what["trouble"])
     if "raises" in what:
         raise what["raises"]
     if "dies" in what:

@@ -307,6 +307,16 @@ def test_divergence_is_recorded() -> None:
                      ("training diverged", "message refused")}  # fmt: skip
 
 
+def test_divergence_is_told_while_the_run_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    method = pf.FedAvg(rounds=2, local_epochs=3, optimiser="sgd", lr=1e30)
+    pf.run(method, tiny(), progress=True)
+    told = [line for line in capsys.readouterr().err.splitlines() if "NaN" in line]
+    assert told == [
+        "fedavg seed 0: round 1, M0: loss of 'local' is NaN. It goes on; what follows is among its "
+        "faults."
+    ]
+
+
 # ---- the gate ------------------------------------------------------------------------------------
 
 

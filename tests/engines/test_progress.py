@@ -1,9 +1,9 @@
-"""Progress: time left is the pace of the rounds done, whatever came before them."""
+"""Progress: time left is the pace of the rounds done; trouble is told once."""
 
 import pytest
 
 from polyfed.engines import progress
-from polyfed.engines.progress import Bar
+from polyfed.engines.progress import Bar, Lines, Progress, shares
 
 
 @pytest.fixture
@@ -43,3 +43,29 @@ def test_a_resumed_run_counts_its_own_rounds(clock: list[float]) -> None:
     bar.round_done(9, {})
     assert left(bar) == "0:07 left"
     bar.end()
+
+
+@pytest.mark.parametrize("kind", [Bar, Lines])
+def test_trouble_is_told_once_a_run(
+    kind: type[Progress], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = kind()
+    for title in ("first", "second"):
+        shown.begin(title, 2)
+        for node in ("M0", "M1"):
+            shown.trouble(f"round 1, {node}: loss of 'local' is NaN")
+        shown.end()
+    said = " ".join(capsys.readouterr().err.split())
+    for title in ("first", "second"):
+        assert f"{title}: round 1, M0: loss of 'local' is NaN. It goes on" in said
+    assert "M1" not in said
+
+
+def test_trouble_of_one_of_several_runs_names_it(capsys: pytest.CaptureFixture[str]) -> None:
+    each = shares(Lines(), 2)
+    for number, share in enumerate(each):
+        share.title = f"run {number}"
+        share.begin("", 2)
+    each[1].trouble("M0 diverged")
+    each[0].trouble("M0 diverged")
+    assert capsys.readouterr().err.startswith("2 runs: run 1: M0 diverged. It goes on")

@@ -31,6 +31,7 @@ class Heard(Progress):
         self.begun: list[tuple[str, int]] = []
         self.rounds: list[int] = []
         self.means: list[float] = []
+        self.troubles: list[str] = []
         self.has_ended = False
 
     def begin(self, title: str, rounds: int) -> None:
@@ -39,6 +40,9 @@ class Heard(Progress):
     def round_done(self, tick: int, accuracies: Mapping[str, float]) -> None:
         self.rounds.append(tick)
         self.means += accuracies.values()
+
+    def trouble(self, what: str) -> None:
+        self.troubles.append(what)
 
     def end(self) -> None:
         self.has_ended = True
@@ -77,6 +81,14 @@ def test_pieces_are_shared_out_and_shown_as_one(tmp_path: Path) -> None:
     assert heard.rounds == sorted(heard.rounds)
     assert heard.rounds[-1] == 6
     assert heard.means == [0.5] * 6
+    assert heard.troubles == []
+
+
+def test_trouble_is_told_and_ends_nothing(tmp_path: Path) -> None:
+    heard = Heard()
+    in_processes(pieces(tmp_path, {}, {"trouble": "M0 diverged"}), work, 2, heard)
+    assert heard.troubles == ["piece 1: M0 diverged"]
+    assert heard.rounds[-1] == 4
 
 
 @pytest.mark.parametrize(

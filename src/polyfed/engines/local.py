@@ -297,8 +297,9 @@ class LocalEngine:
         node.notes[f"{done.label}_loss"] = done.loss
         node.notes[f"{done.label}_epochs"] = done.epochs
         if done.loss != done.loss:
-            fault = {"tick": self._tick, "node": node.name, "fault": "training diverged"}
-            self.recorder.faults.append(fault | {"why": f"loss of '{done.label}' is NaN"})
+            fault = {"fault": "training diverged", "why": f"loss of '{done.label}' is NaN"}
+            self.recorder.faults.append({"tick": self._tick, "node": node.name, **fault})
+            self.progress.trouble(f"round {self._tick}, {node.name}: {fault['why']}")
 
     def _evaluate(self) -> Steps[dict[Name, float]]:
         views: dict[Name, Node] = {}

@@ -34,6 +34,9 @@ class Progress:
     def round_done(self, tick: int, accuracies: Mapping[Name, float]) -> None:
         """A round is over; accuracies are empty when none was due."""
 
+    def trouble(self, what: str) -> None:
+        """Something went wrong, and the run goes on: the first time it is shown."""
+
     def end(self) -> None:
         """The run is over."""
 
@@ -59,7 +62,7 @@ class Bar(Progress):
         self._task = self._bar.add_task(
             self.title or title, total=rounds, accuracy="", doing="starting", ends=None
         )
-        self._rounds = rounds
+        self._rounds, self._named, self._is_told = rounds, self.title or title, False
         self._from, self._since = 0, time.monotonic()
 
     def skip(self, rounds: int) -> None:
@@ -75,6 +78,12 @@ class Bar(Progress):
         """Move on by one round."""
         shown = {"accuracy": f"accuracy {_mean(accuracies):.3f}"} if accuracies else {}
         self._update(completed=tick, ends=self._ends(tick), **shown)
+
+    def trouble(self, what: str) -> None:
+        """Print a line above the bar."""
+        if not self._is_told:
+            self._bar.console.print(Text(_warned(self._named, what), style="red"))
+        self._is_told = True
 
     def end(self) -> None:
         """Leave the bar as it is."""
@@ -115,12 +124,18 @@ class Lines(Progress):
 
     def begin(self, title: str, rounds: int) -> None:
         """Remember what runs."""
-        self._title, self._rounds = self.title or title, rounds
+        self._title, self._rounds, self._is_told = self.title or title, rounds, False
 
     def round_done(self, tick: int, accuracies: Mapping[Name, float]) -> None:
         """Print one line."""
         shown = f"  accuracy {_mean(accuracies):.4f}" if accuracies else ""
         sys.stderr.write(f"{self._title}  round {tick}/{self._rounds}{shown}\n")
+
+    def trouble(self, what: str) -> None:
+        """Print one line."""
+        if not self._is_told:
+            sys.stderr.write(f"{_warned(self._title, what)}\n")
+        self._is_told = True
 
 
 class _Share(Progress):
@@ -150,6 +165,10 @@ class _Share(Progress):
         """Count the round."""
         self.done, self.mean = tick, _mean(accuracies) if accuracies else self.mean
         self._whole.update()
+
+    def trouble(self, what: str) -> None:
+        """Pass it on, with the name of the run."""
+        self._whole.shown.trouble(f"{self.title}: {what}" if self.title else what)
 
     def end(self) -> None:
         """The whole ends with its last run."""
@@ -198,6 +217,10 @@ def suited(wanted: bool | Progress | None) -> Progress:
     if sys.stderr.isatty():
         return Bar()
     return Lines() if wanted else Progress()
+
+
+def _warned(title: str, what: str) -> str:
+    return f"{title}: {what}. It goes on; what follows is among its faults."
 
 
 def _mean(accuracies: Mapping[Name, float]) -> float:

@@ -120,6 +120,9 @@ class _Crew:
             ) from None
         if kind == "failed":
             raise RunError(f"{piece.title}: {said}")
+        if kind == "trouble":
+            self.shown.trouble(f"{piece.title}: {said}")
+            return
         self.rounds[number] = piece.rounds if kind == "done" else said
         self.shown.round_done(sum(self.rounds), {} if accuracy is None else {"": accuracy})
         if kind == "done":
@@ -140,6 +143,10 @@ class _Told(Progress):
         """A round that is over."""
         mean = sum(accuracies.values()) / len(accuracies) if accuracies else None
         self._to.send(("round", tick, mean))
+
+    def trouble(self, what: str) -> None:
+        """What went wrong."""
+        self._to.send(("trouble", what, None))
 
 
 def _serve(to: Connection, work: Work, threads: int) -> None:
