@@ -246,6 +246,9 @@ def test_list() -> None:
     call("reproduce", "tiny-table", "--rounds", "1", "--seeds", "1", "--out", "here")
     state = json.loads(call("experiments", "--out", "here", "--json").stdout)[0]["state"]
     assert state.startswith("partly (seeds: 2 → 1")
+    text = call("experiments", "--out", "here").stdout
+    assert "partly" in text
+    assert "(seeds: 2 → 1" in text
 
 
 def test_several_are_run_as_one_piece_of_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -228,10 +229,16 @@ def experiments_command(
         typer.echo(f"written: {len(write_pages(out))} pages, {out / 'index.md'}", err=True)
         _write_wins(out)
     found = [_about(experiment, out) for experiment in experiments.every().values()]
-    if not as_json:  # narrow enough for a terminal
-        for entry in found:
-            entry["what_it_shows"] += f" ({entry.pop('paper')})"
-    show.listing(found, as_json)
+    if as_json:
+        show.listing(found, as_json)
+        return
+    rows = []
+    for entry in found:  # narrow enough for a terminal
+        state, _, why = entry["state"].partition(" (")
+        said = f"\n({shorten(why.removesuffix(')'), 100, placeholder=' ...')})" if why else ""
+        rows.append({"name": entry["name"], "state": state, "shows": entry["what_it_shows"] + said})
+    show.listing(rows)
+    typer.echo("The papers, the data they need, and all that was changed: --json.")
 
 
 def _write_wins(out: Path) -> None:
