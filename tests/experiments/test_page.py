@@ -109,6 +109,22 @@ def test_without_x_a_series_is_the_mean_over_its_points(results: Make) -> None:
     assert made.values(Ref("a", panel="P")) is None
 
 
+def test_means_over_points_are_compared_where_both_were_run(results: Make) -> None:
+    """Else the one that was also run where it is easy would be ahead."""
+    found = results(
+        {
+            ("", "a", 1.0): {"accuracy": [0.5] * 5},
+            ("", "b", 1.0): {"accuracy": [0.4] * 5},
+            ("", "b", 2.0): {"accuracy": [0.9] * 5},
+            ("", "level", None): {"accuracy": [0.45] * 5},
+        },
+        claims=[Claim(Ref("a"), ">", Ref("b")), Claim(Ref("b"), ">", Ref("level"))],
+    )
+    first, second = found.orderings().values()
+    assert (first.word, first.difference) == ("holds", pytest.approx(0.1))
+    assert (second.word, second.difference) == ("holds", pytest.approx(0.2))
+
+
 def test_what_was_left_out_is_not_judged(results: Make) -> None:
     made = results(SWEPT, claims=[Claim(Ref("a", x=2.0), ">", Ref("b", x=1.0))])
     cut = [c for c in made.summary["cells"] if c["x"] != 2.0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -64,8 +64,13 @@ class Results:
         """The panels that were run."""
         return list(dict.fromkeys(cell["panel"] for cell in self.summary["cells"]))
 
-    def values(self, ref: Ref) -> list[float] | None:
-        """The figure with every seed, the mean over points without x; None if it was not run."""
+    def values(self, ref: Ref, points: Set[Point] | None = None) -> list[float] | None:
+        """The figure with every seed, the mean over points without x; None if it was not run.
+
+        Args:
+            ref: which figure.
+            points: if given, the mean is over these alone.
+        """
         if ref.less is not None:
             own, other = self.values(replace(ref, less=None)), self.values(ref.less)
             pairs = zip(own or [], other or [], strict=True)
@@ -75,6 +80,7 @@ class Results:
             for cell in self.summary["cells"]
             if (cell["panel"], cell["series"]) == (ref.panel, ref.series)
             and ref.x in (None, cell["x"])
+            and (points is None or cell["x"] in points)
             and ref.figure in cell["figures"]
         ]
         return [statistics.fmean(v) for v in zip(*here, strict=True)] if here else None
@@ -94,10 +100,23 @@ class Results:
         return {claim: self._order(claim) for claim in self.experiment.claims}
 
     def _order(self, claim: Claim) -> Ordering:
-        left, right = self.values(claim.left), self.values(claim.right)
+        one, other = self._points(claim.left), self._points(claim.right)
+        points = one & other if one and other else None
+        left, right = self.values(claim.left, points), self.values(claim.right, points)
         if left is None or right is None:
             return Ordering("not run")
         return order(left, right, claim.relation, claim.margin)
+
+    def _points(self, ref: Ref) -> set[Point]:
+        """Where a series was run, if the mean over its points is wanted."""
+        return {
+            cell["x"]
+            for cell in self.summary["cells"]
+            if (cell["panel"], cell["series"]) == (ref.panel, ref.series)
+            and ref.x is None
+            and ref.less is None
+            and cell["x"] is not None
+        }
 
     def words(self) -> list[Word]:
         """All verdicts."""
