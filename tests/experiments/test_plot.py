@@ -66,6 +66,16 @@ def test_points_that_are_words_stand_in_their_order(results: Make) -> None:
     assert [text.get_text() for text in axes.get_xticklabels()] == list(words)
 
 
+def test_a_point_that_the_first_series_lacks_stands_where_it_belongs(results: Make) -> None:
+    cells = [("a", "none"), ("b", "none"), ("b", "some"), ("a", "all"), ("b", "all")]
+    made = results(
+        {("", series, x): {"accuracy": UP} for series, x in cells}, plot=Lines("n", scale="even")
+    )
+    (axes,) = axes_of(made)
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["none", "some", "all"]
+    assert drawn(axes)["a"][0] == [0, 2]
+
+
 def test_even_numbers(results: Make) -> None:
     made = results(
         {("", "a", x): {"accuracy": UP} for x in (30.0, 1000.0)}, plot=Lines("n", scale="even")

@@ -139,7 +139,9 @@ def _style(results: Results, series: str) -> tuple[str, str]:
 
 def _lines(axes: Axes, results: Results, panel: str, spec: Lines) -> None:
     lines, levels = _points(results, panel, spec)
+    planned = list(dict.fromkeys(cell.x for cell in results.experiment.cells))
     every = list(dict.fromkeys(x for line in lines.values() for x in line))
+    every.sort(key=lambda x: planned.index(x) if x in planned else len(planned))
     is_even = spec.scale == "even" or any(isinstance(x, str) for x in every)
     where = {x: float(i) if is_even else float(x) for i, x in enumerate(every)}
     for i, (series, line) in enumerate(lines.items()):
