@@ -121,6 +121,8 @@ def test_means_over_points_are_compared_where_both_were_run(results: Make) -> No
         claims=[Claim(Ref("a"), ">", Ref("b")), Claim(Ref("b"), ">", Ref("level"))],
     )
     first, second = found.orderings().values()
+    found.summary["cells"][1]["x"] = 3.0  # now they have no point in common
+    assert [each.word for each in found.orderings().values()] == ["not run", "holds"]
     assert (first.word, first.difference) == ("holds", pytest.approx(0.1))
     assert (second.word, second.difference) == ("holds", pytest.approx(0.2))
 
