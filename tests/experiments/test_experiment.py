@@ -110,6 +110,14 @@ def test_the_papers_setting_changes_nothing(table: Experiment) -> None:
     assert cells == list(table.cells)
     assert table.changes(cells, 2) == []
     assert table.changes(cells, 7) == []
+    assert table.changes(cells, 2, 7) == []
+
+
+def test_cells_with_fewer_seeds_than_others_are_a_change(table: Experiment) -> None:
+    cells = table.scaled()
+    assert table.changes(cells, 1, 1) == ["seeds: 2 → 1"]
+    assert table.changes(cells, 2, 1) == ["seeds: 2 → 1 to 2"]
+    assert table.changes(cells, 1, 7) == ["seeds: 2 → 1 to 7"]
 
 
 def test_quick_says_what_it_scales(table: Experiment) -> None:

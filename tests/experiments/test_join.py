@@ -16,6 +16,7 @@ from polyfed.errors import ConfigError
 from polyfed.experiments.experiment import Cell, Experiment
 from polyfed.experiments.join import joined
 from polyfed.experiments.reproduce import reproduce
+from polyfed.experiments.results import Results
 
 OWN = ("command", "date", "cells")  # of a piece
 
@@ -60,6 +61,33 @@ def test_seeds_that_were_run_apart(tmp_path: Path, whole: Path, table: Experimen
     assert_same(piece(table, tmp_path, seeds=[0], join=True), whole, table)
 
 
+def test_cells_with_different_seeds(tmp_path: Path, whole: Path, table: Experiment) -> None:
+    first, second = (cell.label for cell in table.cells)
+    piece(table, tmp_path, only=[first])
+    found = piece(table, tmp_path, only=[second], seeds=[0], join=True)
+    assert found["seeds"] == [0, 1]
+    assert [cell.get("seeds") for cell in found["cells"]] == [None, [0]]
+    assert [len(cell["figures"]["accuracy"]) for cell in found["cells"]] == [2, 1]
+    assert found["changed"] == ["seeds: 2 → 1 to 2"]
+    page = (tmp_path / table.name / "page.md").read_text(encoding="utf-8")
+    assert "- 2 seeds: 0, 1; averaged: 0\n" in page
+    assert " of 1 |" in page  # the ordering, over the seed that both have
+    filled = piece(table, tmp_path, only=[second], seeds=[1], join=True)
+    assert_same(filled, whole, table)
+
+
+def test_a_sweep_whose_points_have_different_seeds(tmp_path: Path, sweep: Experiment) -> None:
+    piece(sweep, tmp_path, only=["alone at 0.01", "flat"], seeds=[1, 2])
+    piece(sweep, tmp_path, only=["alone at 0.001"], seeds=[0, 1], join=True)
+    results = Results.read(tmp_path / sweep.name / "summary.json")
+    assert results.summary["seeds"] == [0, 1, 2]
+    assert [cell["seeds"] for cell in results.summary["cells"]] == [[0, 1], [1, 2], [1, 2]]
+    assert [each.seeds for each in results.orderings().values()] == [1]
+    alone = piece(sweep, tmp_path / "apart", seeds=[1])["cells"]
+    low, high, flat = (cell["figures"]["accuracy"] for cell in results.summary["cells"])
+    assert [[low[1]], high[:1], flat[:1]] == [cell["figures"]["accuracy"] for cell in alone]
+
+
 def test_the_new_stands_where_both_have_a_cell(tmp_path: Path, table: Experiment) -> None:
     piece(table, tmp_path)
     path = tmp_path / table.name / "summary.json"
@@ -83,10 +111,9 @@ def test_without_a_summary_there_is_nothing_to_join(
     ("settings", "said"),
     [
         ({"rounds": 3}, "its cell '.*' has rounds 2, not 3"),
-        ({"seeds": [9]}, r"same seeds. It has 1 cells with seeds 0, 1.*, this piece has 1 with"),
         ({"precision": "bfloat16"}, "it is of float32, not bfloat16"),
     ],
-    ids=["rounds", "seeds", "precision"],
+    ids=["rounds", "precision"],
 )
 def test_other_settings_are_refused_before_anything_runs(
     settings: dict[str, Any], said: str, tmp_path: Path, table: Experiment
@@ -169,6 +196,26 @@ def test_a_cell_of_another_experiment_that_does_not_fit(
         other = replace(other, evaluate_every=2)
     found = piece(other, tmp_path, only=["averaged"], join=True, seeds=seeds)
     assert [cell["series"] for cell in found["cells"]] == ["averaged"]
+
+
+def test_a_lender_whose_cells_have_different_seeds(
+    tmp_path: Path, whole: Path, table: Experiment
+) -> None:
+    lender = json.loads((whole / table.name / "summary.json").read_text(encoding="utf-8"))
+    alone = lender["cells"][0]
+    every = alone["figures"]["accuracy"]
+    alone["seeds"], alone["figures"] = [1], {"accuracy": every[1:]}
+    alone |= {name: alone[name][1:] for name in ("seconds", "bytes_sent_per_node")}
+    (tmp_path / table.name).mkdir()
+    path = tmp_path / table.name / "summary.json"
+    path.write_text(json.dumps(lender), encoding="utf-8")
+    asked: dict[str, Any] = {"only": ["averaged"], "join": True}
+    one = piece(_beside(table), tmp_path, **asked, seeds=[1])
+    assert [cell["series"] for cell in one["cells"]] == ["by itself", "averaged"]
+    assert one["cells"][0]["figures"] == {"accuracy": every[1:]}
+    assert (one["seeds"], [cell.get("seeds") for cell in one["cells"]]) == ([1], [None, None])
+    both = piece(replace(_beside(table), name="tiny-both"), tmp_path, **asked, seeds=[0, 1])
+    assert [cell["series"] for cell in both["cells"]] == ["averaged"]
 
 
 def test_what_is_drawn_is_of_the_first_seed() -> None:

@@ -1,7 +1,7 @@
 """Pages and verdicts are made from a summary alone, and always the same."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from polyfed.errors import RunError, UnknownNameError
-from polyfed.experiments.experiment import Claim, Experiment, Ref
+from polyfed.experiments.experiment import Claim, Experiment, Lines, Ref
 from polyfed.experiments.page import page, tables, terminal
 from polyfed.experiments.results import Results, state_of
 
@@ -201,6 +201,114 @@ def test_for_machines(results: Make) -> None:
     (number,), (ordering,) = made["numbers"], made["orderings"]
     assert (number["figure"], number["paper"], number["word"]) == ("a", "0.63", "agrees")
     assert (ordering["claim"], ordering["word"], ordering["p"]) == ("a above b", "holds", 1 / 32)
+
+
+# ---- cells with different seeds ------------------------------------------------------------------
+
+
+def uneven(
+    results: Make, cells: Mapping[tuple[str, Any], Mapping[int, float]], **fields: Any
+) -> Results:
+    """Results of cells {(series, x): {seed: accuracy}}, as `joined` writes them."""
+    given = {("", *key): {"accuracy": list(found.values())} for key, found in cells.items()}
+    made = results(given, **fields)
+    seeds = sorted({seed for found in cells.values() for seed in found})
+    entries = made.summary["cells"]
+    for entry, found in zip(entries, cells.values(), strict=True):
+        entry |= {name: [1.0] * len(found) for name in ("seconds", "bytes_sent_per_node")}
+        entry |= {"seeds": list(found)} if list(found) != seeds else {}
+    return replace(made, summary={**made.summary, "seeds": seeds})
+
+
+BASE = {0: 0.1, 1: 0.9, 2: 0.3, 3: 0.7, 4: 0.5, 5: 0.2, 6: 0.8}
+
+
+def some(*seeds: int, more: float = 0.0) -> dict[int, float]:
+    return {seed: BASE[seed] + more for seed in seeds}
+
+
+def test_an_ordering_is_judged_over_the_seeds_that_both_have(results: Make) -> None:
+    """Both sides have as many seeds: by position, other seeds would be pairs."""
+    a, b = some(0, 1, 2, 3, 4, 5, more=0.01), some(1, 2, 3, 4, 5, 6)
+    made = uneven(
+        results, {("a", None): a, ("b", None): b}, claims=[Claim(Ref("a"), ">", Ref("b"))]
+    )
+    (judged,) = made.orderings().values()
+    assert (judged.word, judged.above, judged.seeds) == ("holds", 5, 5)
+    assert judged.difference == pytest.approx(0.01)
+    assert made.values(Ref("a")) == list(a.values())  # by itself it keeps all of its own
+
+
+def test_without_a_common_seed_nothing_is_judged(results: Make) -> None:
+    cells = {("a", 1.0): some(0, 1), ("a", 2.0): some(2), ("b", 1.0): some(2, 3)}
+    claims = [
+        Claim(Ref("a", x=1.0), ">", Ref("b", x=1.0)),
+        Claim(Ref("a", x=1.0, less=Ref("b", x=1.0)), ">", Ref("b", x=1.0)),
+        Claim(Ref("a"), ">", Ref("a", x=1.0)),
+    ]
+    made = uneven(results, cells, claims=claims, published={Ref("a"): "0.50"})
+    assert [each.word for each in made.orderings().values()] == ["not run"] * 3
+    assert made.values(Ref("a")) is None
+    assert made.comparisons() == {}
+    assert made.tally() == "not run 3"
+    assert "| at 1: a above b | not run | - | 0 of 0 | - | - |" in page(made)
+
+
+def test_a_figure_less_another_has_the_seeds_of_both(results: Make) -> None:
+    cells = {
+        ("a", None): some(0, 1, 2, 3, 4, 5, more=0.05),
+        ("b", None): some(1, 2, 3, 4, 5, 6),
+        ("c", None): some(6, 5, 4, 3, 2, 1, more=0.01),
+    }
+    gains = [Ref(series, less=Ref("b")) for series in ("a", "c")]
+    made = uneven(results, cells, claims=[Claim(gains[0], ">", gains[1])])
+    assert made.values(gains[0]) == pytest.approx([0.05] * 5)
+    (judged,) = made.orderings().values()
+    assert (judged.word, judged.seeds, judged.difference) == ("holds", 5, pytest.approx(0.04))
+
+
+def test_a_mean_over_points_is_over_the_seeds_that_all_of_them_have(results: Make) -> None:
+    cells = {
+        ("a", 1.0): some(0, 1, 2, 3, 4, 5),
+        ("a", 2.0): some(1, 2, 3, 4, 5, more=0.2),
+        ("b", 1.0): some(1, 2, 3, 4, 5, 6),
+        ("b", 2.0): some(0, 1, 2, 3, 4, 5),
+        ("b", 3.0): some(6),
+    }
+    made = uneven(results, cells, claims=[Claim(Ref("a"), ">", Ref("b"))])
+    assert made.values(Ref("a")) == pytest.approx([*some(1, 2, 3, 4, 5, more=0.1).values()])
+    (judged,) = made.orderings().values()  # at the points that both have
+    assert (judged.word, judged.seeds, judged.difference) == ("holds", 5, pytest.approx(0.1))
+
+
+def test_faults_name_a_cells_own_seeds(results: Make) -> None:
+    made = uneven(results, {("a", None): some(0, 1, 2), ("b", None): some(1, 2)})
+    made.summary["cells"][1]["faults"] = [{}, {"training diverged": 1}]
+    assert made.faults() == ["b: training diverged (with seed 2)"]
+
+
+def test_cells_with_fewer_seeds_are_named(results: Make) -> None:
+    cells = {
+        ("a", 1.0): some(0, 1, 2),
+        ("a", 2.0): some(0, 1),
+        ("b", 1.0): some(2),
+        ("b", 2.0): some(0, 1),
+    }
+    made = uneven(results, cells, plot=Lines("x"))
+    said = "3 seeds: 0, 1, 2; a at 2, b at 2: 0, 1; b at 1: 2"
+    assert f"- {said}" in page(made).splitlines()
+    assert said in terminal(made).splitlines()
+    assert "| 1 | 0.433 ± 0.416 | 0.300 |" in page(made)
+    assert "seeds:" not in terminal(results(SWEPT))
+
+
+@pytest.mark.parametrize("statistic", ["mean", "median"])
+def test_a_single_seed_has_no_spread(statistic: str, results: Make) -> None:
+    one = {("", "a", None): {"accuracy": [0.944], "loss": [0.1]}}
+    made = results(one, published={Ref("a"): "0.95"}, statistic=statistic)
+    (_, _, [beside]), (_, _, measured) = tables(made)
+    assert beside[:3] == ["a", "0.944", "0.95"]
+    assert measured == [["loss", "0.100"]]
 
 
 # ---- reading -------------------------------------------------------------------------------------

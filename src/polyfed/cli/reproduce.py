@@ -89,7 +89,8 @@ def reproduce_command(
 
     Several by name are run as one piece of work: equal runs once, shared out among --jobs; with
     --all one follows the other. What was interrupted goes on when the command is given again; what
-    was run elsewhere, and is a summary here, grows by --join.
+    was run elsewhere, and is a summary here, grows by --join. Its cells may then have different
+    seeds; orderings are judged over those that both sides have.
 
     Example: polyfed reproduce fedlinked-table-5.3 --data ~/data --quick
     """

@@ -314,11 +314,17 @@ class Experiment:
                 )
         return changed
 
-    def changes(self, cells: Sequence[Cell], seeds: int, *, quick: bool = False) -> list[str]:
-        """What differs from the paper's setting, in words; fewer seeds do, more do not."""
+    def changes(self, cells: Sequence[Cell], *seeds: int, quick: bool = False) -> list[str]:
+        """What differs from the paper's setting, in words; fewer seeds do, more do not.
+
+        Args:
+            cells: that were run.
+            seeds: how many the cells have; several numbers, if not all have as many.
+            quick: whether they are the small ones.
+        """
         said = [self.quick.says] if quick else []
-        if seeds < self.seeds:
-            said.append(f"seeds: {self.seeds} → {seeds}")
+        if min(seeds) < self.seeds:
+            said.append(f"seeds: {self.seeds} → {_range(seeds)}")
         if len(cells) < len(self.cells):
             said.append(f"cells: {len(self.cells)} → {len(cells)}")
         original = {cell.label: cell for cell in self.cells}

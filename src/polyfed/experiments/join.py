@@ -1,19 +1,20 @@
 """Pieces of one experiment as one summary: other cells, or other seeds, of another day or machine.
 
 What is joined was run with the same settings: a piece with others is refused before anything runs.
+Cells may have different seeds; one that has not all of the summary's names its own.
 A cell that nobody ran for this experiment may have been run for another, in the same settings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from polyfed.engines.run import plain
 from polyfed.errors import ConfigError, PolyfedError
 from polyfed.experiments.experiment import Cell, Experiment, label
-from polyfed.experiments.results import Results
+from polyfed.experiments.results import Results, seeds_of
 from polyfed.experiments.runner import options_of
 
 Summary = Mapping[str, Any]
@@ -23,24 +24,16 @@ _BY_SEED = ("seconds", "bytes_sent_per_node")
 _TOLD = {"command": "; ", "date": " and ", "commit": " and ", "device": " and "}
 
 
-def earlier(
-    folder: Path,
-    every: Sequence[Cell],
-    cells: Sequence[Cell],
-    seeds: Sequence[int],
-    precision: str,
-) -> Summary | None:
+def earlier(folder: Path, every: Sequence[Cell], precision: str) -> Summary | None:
     """The summary in a folder, if there is one, to which a piece can be joined.
 
     Args:
         folder: of an experiment.
         every: all cells that the experiment has, as they would be run now.
-        cells: those of the piece.
-        seeds: of the piece.
         precision: what networks would compute in now.
 
     Raises:
-        ConfigError: it has other settings, or then not all cells would have the same seeds.
+        ConfigError: it has other settings.
     """
     path = folder / "summary.json"
     if not path.exists():
@@ -55,13 +48,6 @@ def earlier(
     was = _precision(summary)
     if was != precision:
         raise ConfigError(f"{path} cannot be joined: it is of {was}, not {precision}.")
-    there, here = set(map(label_of, summary["cells"])), {cell.label for cell in cells}
-    has, gets = set(summary["seeds"]), set(seeds)
-    if (there - here and gets - has) or (here - there and has - gets):
-        raise ConfigError(
-            f"{path} cannot be joined: not all cells would have the same seeds. It has "
-            f"{len(there)} cells with {_list(has)}, this piece has {len(here)} with {_list(gets)}."
-        )
     return summary
 
 
@@ -70,10 +56,13 @@ def joined(old: Summary, new: Summary) -> dict[str, Any]:
     found: dict[str, dict[int, Entry]] = {}
     for summary in (old, new):
         for entry in summary["cells"]:
-            for i, seed in enumerate(summary["seeds"]):
-                found.setdefault(label_of(entry), {})[seed] = _of_seed(entry, i)
+            found.setdefault(label_of(entry), {}).update(_apart(summary, entry))
     seeds = sorted({seed for each in found.values() for seed in each})
-    cells = [_of_seeds([each[seed] for seed in seeds]) for each in found.values()]
+    cells = [
+        _of_seeds([each[seed] for seed in sorted(each)])
+        | ({} if sorted(each) == seeds else {"seeds": sorted(each)})
+        for each in found.values()
+    ]
     ran = {cell["task"] for cell in cells}
     absent = [*old.get("left_out", ()), *new.get("left_out", ())]
     left_out = [task for task in dict.fromkeys(absent) if task not in ran]
@@ -115,18 +104,18 @@ def lent(
         alike = lender.figures is experiment.figures
         if not alike or lender.evaluate_every != experiment.evaluate_every:
             continue
-        if not set(summary["seeds"]) <= set(other["seeds"]):
-            continue
-        places = [other["seeds"].index(seed) for seed in summary["seeds"]]
+        wanted = summary["seeds"]
+        whole = [e for e in other["cells"] if set(wanted) <= set(seeds_of(other, e))]
         for cell in list(missing):
-            entry = next((e for e in other["cells"] if _serves(e, cell)), None)
+            entry = next((e for e in whole if _serves(e, cell)), None)
             if entry is None:
                 continue
             missing = [each for each in missing if each is not cell]
-            own = _of_seeds([_of_seed(entry, i) for i in places])
+            apart = _apart(other, entry)
+            own = _of_seeds([apart[seed] for seed in wanted])
             own |= {"panel": cell.panel, "series": cell.series, "x": cell.x}
             own.pop("kept", None)
-            yield {**other, "seeds": summary["seeds"], "cells": [own]}
+            yield {**other, "seeds": wanted, "cells": [own]}
 
 
 def _serves(entry: Entry, cell: Cell) -> bool:
@@ -163,9 +152,14 @@ def _precision(summary: Summary) -> str:
     return said[0] if said else "float32"
 
 
+def _apart(summary: Summary, entry: Entry) -> dict[int, Entry]:
+    """A cell with each of its seeds alone."""
+    return {seed: _of_seed(entry, i) for i, seed in enumerate(seeds_of(summary, entry))}
+
+
 def _of_seed(entry: Entry, i: int) -> Entry:
     """A cell with its i-th seed alone; what is kept for a picture is of the first."""
-    own: dict[str, Any] = {name: value for name, value in entry.items() if name != "kept"}
+    own: dict[str, Any] = {n: value for n, value in entry.items() if n not in ("kept", "seeds")}
     own["figures"] = {name: values[i] for name, values in entry["figures"].items()}
     own |= {name: entry[name][i] for name in (*_BY_SEED, "faults") if name in entry}
     return own | {"kept": entry["kept"]} if "kept" in entry and i == 0 else own
@@ -181,10 +175,6 @@ def _of_seeds(entries: Sequence[Entry]) -> dict[str, Any]:
         found["faults"] = [e.get("faults", {}) for e in entries]
     kept = [e["kept"] for e in entries if "kept" in e]
     return found | {"kept": kept[0]} if kept else found
-
-
-def _list(seeds: Iterable[int]) -> str:
-    return f"seeds {', '.join(map(str, sorted(seeds)))}"
 
 
 def _both(old: str, new: str, between: str = " and ") -> str:

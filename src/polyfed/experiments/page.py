@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from polyfed.engines.table import count, render, size
 from polyfed.experiments.experiment import Ref, label, number
-from polyfed.experiments.results import Grid, Results, shown
+from polyfed.experiments.results import Grid, Results, seeds_of, shown
 from polyfed.experiments.verdict import NUMBERS_RULE, ORDERINGS_RULE
 
 Table = tuple[str, list[str], list[list[str]]]  # title, columns, rows
@@ -52,6 +52,8 @@ def terminal(results: Results) -> str:
     state = f"{experiment.name}: {results.state.partition(' (')[0]}; {results.tally()}."
     changed = ["Changed from the paper's setting:", *map("- {}".format, results.summary["changed"])]
     parts = [*texts, "\n".join(changed) if results.summary["changed"] else ""]
+    if len(seeds := _seeds(results)) > 1:
+        parts.append("; ".join(seeds))
     if faults := results.faults():
         parts.append("\n".join([f"{_FAULTS}:", *map("- {}".format, faults)]))
     parts.append(state)
@@ -71,10 +73,10 @@ def _comparisons(results: Results) -> Table:
     for ref, judged in results.comparisons().items():
         paper = results.experiment.published[ref]
         digits = max(3, len(paper.partition(".")[2].partition(" ")[0]))  # as many as the paper has
-        spread = shown(results.spread(results.values(ref) or []), statistic, digits)
+        ours = shown(results.values(ref) or [], statistic, digits)
         in_spreads = "-" if judged.spreads is None else f"{judged.spreads:+.1f}"
         difference = f"{judged.difference:+.{digits}f}"
-        rows.append([str(ref), spread, paper, difference, in_spreads, judged.word])
+        rows.append([str(ref), ours, paper, difference, in_spreads, judged.word])
     columns = ["figure", "ours", "paper", "difference", "in spreads", "verdict"]
     return "Ours beside the paper's numbers", columns, rows
 
@@ -110,7 +112,7 @@ def _measured(results: Results, grid: Grid) -> Table:
 
 
 def _shown(results: Results, values: Sequence[float] | None) -> str:
-    return "-" if values is None else shown(results.spread(values), results.experiment.statistic)
+    return "-" if values is None else shown(values, results.experiment.statistic)
 
 
 def _signed(value: float) -> str:
@@ -142,9 +144,22 @@ def _origin(results: Results) -> list[str]:
         f"`{summary['command']}`",
         f"commit {summary['commit']}; {', '.join(versions)}",
         f"{summary['device']}; {environment['platform']}; torch threads: {environment['threads']}",
-        f"{count(len(summary['seeds']), 'seed')}: {', '.join(map(str, summary['seeds']))}",
+        "; ".join(_seeds(results)),
         summary["date"],
     ]
+
+
+def _seeds(results: Results) -> list[str]:
+    """All seeds; then the cells that have fewer of them, those with the same ones together."""
+    summary, every = results.summary, results.summary["seeds"]
+    fewer: dict[str, list[str]] = {}
+    for cell in summary["cells"]:
+        own = seeds_of(summary, cell)
+        if own != every:
+            name = label(cell["panel"], cell["series"], cell["x"])
+            fewer.setdefault(", ".join(map(str, own)), []).append(name)
+    said = [f"{', '.join(names)}: {own}" for own, names in fewer.items()]
+    return [f"{count(len(every), 'seed')}: {', '.join(map(str, every))}", *said]
 
 
 def _cost(results: Results) -> tuple[list[str], list[list[str]]]:

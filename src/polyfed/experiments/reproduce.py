@@ -26,7 +26,7 @@ from polyfed.experiments import plot
 from polyfed.experiments.experiment import Cell, Experiment, Picture, Rounds
 from polyfed.experiments.join import COMPUTES, earlier, joined, label_of, lent
 from polyfed.experiments.page import page
-from polyfed.experiments.results import FORMAT, Results, folder_of
+from polyfed.experiments.results import FORMAT, Results, folder_of, seeds_of
 from polyfed.experiments.runner import ORIGIN, Batch, do_batches, options_of, run_cells
 from polyfed.record.files import write_text
 
@@ -71,7 +71,7 @@ def reproduce(
     wished, chosen = plan(experiment, quick, seeds, rounds, reading, only)
     cells = [cell for cell in wished if cell.task not in left_out]
     every = plan(experiment, quick, seeds, rounds, reading)[0]
-    before = earlier(folder, every, cells, chosen, precision) if join else None
+    before = earlier(folder, every, precision) if join else None
     runs = run_cells(
         cells,
         chosen,
@@ -111,9 +111,10 @@ def reproduce(
     there = {label_of(entry): entry for entry in summary["cells"]}
     present = [cell for cell in every if cell.label in there]
     summary["cells"] = [there[cell.label] for cell in present]
+    counts = [len(seeds_of(summary, entry)) for entry in summary["cells"]]
     summary["changed"] = [
         *([f"data: {experiment.instead}"] if experiment.instead else []),
-        *experiment.changes(present, len(summary["seeds"]), quick=quick),
+        *experiment.changes(present, *counts, quick=quick),
         *([] if precision == "float32" else [f"{COMPUTES}{precision}"]),
         *(f"not run, for want of files: {_rows(every, t)}" for t in summary.get("left_out", ())),
     ]

@@ -18,6 +18,7 @@ from polyfed.experiments.verdict import (
     Comparison,
     Ordering,
     Spread,
+    Statistic,
     Word,
     compare,
     order,
@@ -30,7 +31,7 @@ Point = float | str
 
 @dataclass(frozen=True)
 class Grid:
-    """Figures in rows and columns: `rows[point][series]` are the values of every seed."""
+    """Figures in rows and columns: `rows[point][series]` are the values of a cell's seeds."""
 
     panel: str
     figure: str
@@ -64,26 +65,31 @@ class Results:
         """The panels that were run."""
         return list(dict.fromkeys(cell["panel"] for cell in self.summary["cells"]))
 
-    def values(self, ref: Ref, points: Set[Point] | None = None) -> list[float] | None:
-        """The figure with every seed, the mean over points without x; None if it was not run.
+    def values(self, ref: Ref) -> list[float] | None:
+        """The figure with every seed that it has, in their order; None if it was not run."""
+        return list(self.by_seed(ref).values()) or None
+
+    def by_seed(self, ref: Ref, points: Set[Point] | None = None) -> dict[int, float]:
+        """The figure by seed, the mean over points without x; empty if it was not run.
+
+        A mean over points, and a figure less another, has the seeds that all of them have.
 
         Args:
             ref: which figure.
             points: if given, the mean is over these alone.
         """
         if ref.less is not None:
-            own, other = self.values(replace(ref, less=None)), self.values(ref.less)
-            pairs = zip(own or [], other or [], strict=True)
-            return None if own is None or other is None else [a - b for a, b in pairs]
+            own, other = self.by_seed(replace(ref, less=None)), self.by_seed(ref.less)
+            return {seed: own[seed] - other[seed] for seed in _common(own, other)}
         here = [
-            cell["figures"][ref.figure]
+            dict(zip(seeds_of(self.summary, cell), cell["figures"][ref.figure], strict=True))
             for cell in self.summary["cells"]
             if (cell["panel"], cell["series"]) == (ref.panel, ref.series)
             and ref.x in (None, cell["x"])
             and (points is None or cell["x"] in points)
             and ref.figure in cell["figures"]
         ]
-        return [statistics.fmean(v) for v in zip(*here, strict=True)] if here else None
+        return {seed: statistics.fmean(each[seed] for each in here) for seed in _common(*here)}
 
     def spread(self, values: Sequence[float]) -> Spread:
         """Centre and spread over seeds, by the experiment's statistic."""
@@ -102,10 +108,12 @@ class Results:
     def _order(self, claim: Claim) -> Ordering:
         one, other = self._points(claim.left), self._points(claim.right)
         points = one & other if one and other else None
-        left, right = self.values(claim.left, points), self.values(claim.right, points)
-        if left is None or right is None:
+        left, right = self.by_seed(claim.left, points), self.by_seed(claim.right, points)
+        seeds = _common(left, right)
+        if not seeds:
             return Ordering("not run")
-        return order(left, right, claim.relation, claim.margin)
+        pair = [left[seed] for seed in seeds], [right[seed] for seed in seeds]
+        return order(*pair, claim.relation, claim.margin)
 
     def _points(self, ref: Ref) -> set[Point]:
         """Where a series was run, if the mean over its points is wanted."""
@@ -153,7 +161,7 @@ class Results:
         """What went wrong in runs, by cell: a network of NaN has figures, too."""
         told = []
         for cell in self.summary["cells"]:
-            by_seed = dict(zip(self.summary["seeds"], cell.get("faults", ()), strict=False))
+            by_seed = dict(zip(seeds_of(self.summary, cell), cell.get("faults", ()), strict=False))
             for kind in dict.fromkeys(kind for found in by_seed.values() for kind in found):
                 seeds = ", ".join(str(seed) for seed, found in by_seed.items() if kind in found)
                 name = label(cell["panel"], cell["series"], cell["x"])
@@ -201,6 +209,20 @@ class Results:
         return Grid(panel, figure, series, rows)
 
 
+def seeds_of(summary: Mapping[str, Any], entry: Mapping[str, Any]) -> list[int]:
+    """The seeds of a cell in a summary: its own, if it names some, else the summary's.
+
+    >>> seeds_of({"seeds": [0, 1, 2]}, {"seeds": [0, 2]}), seeds_of({"seeds": [0, 1, 2]}, {})
+    ([0, 2], [0, 1, 2])
+    """
+    return list(entry.get("seeds", summary["seeds"]))
+
+
+def _common(*figures: Mapping[int, float]) -> list[int]:
+    """The seeds that all of them have."""
+    return [seed for seed in figures[0] if all(seed in each for each in figures)] if figures else []
+
+
 def folder_of(
     experiment: Experiment,
     out: Path,
@@ -242,13 +264,16 @@ def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def shown(spread: Spread, statistic: str, digits: int = 3) -> str:
-    """A figure over seeds as a person reads it.
+def shown(values: Sequence[float], statistic: Statistic, digits: int = 3) -> str:
+    """A figure over seeds as a person reads it; a single one has no spread.
 
-    >>> shown(Spread(0.5, 0.4, 0.6), "mean"), shown(Spread(0.5, 0.4, 0.6), "median", 1)
-    ('0.500 ± 0.100', '0.5 (0.4–0.6)')
+    >>> shown([0.4, 0.5, 0.6], "mean"), shown([0.4, 0.5, 0.6], "median", 2), shown([0.5], "mean")
+    ('0.500 ± 0.100', '0.50 (0.48–0.52)', '0.500')
     """
+    spread = summarise(values, statistic)
     centre, low, high = (f"{v:.{digits}f}" for v in (spread.centre, spread.low, spread.high))
+    if len(values) == 1:
+        return centre
     if statistic == "median":
         return f"{centre} ({low}–{high})"
     return f"{centre} ± {spread.high - spread.centre:.{digits}f}"
