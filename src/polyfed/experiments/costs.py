@@ -28,8 +28,8 @@ the least and the most over the experiment's cells. Made from the summaries besi
 _BARE = """## Through a bare loop
 
 Each paper's method against a plain PyTorch loop written for that one experiment, which makes the
-same steps, as the program checks: a few rounds on a share of the data, in turn, pair by pair. A
-ratio below 1: polyfed was faster. FedFoA's steps, FedAvg, and more:
+same steps, as the program checks on a CPU: a few rounds on a share of the data (on a GPU a larger
+one), in turn, pair by pair. A ratio below 1: polyfed was faster. FedFoA's steps, FedAvg, and more:
 [benchmarks](../benchmarks.md#what-polyfed-costs-over-a-bare-loop).
 """
 
