@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -517,6 +518,23 @@ def test_two_processes_that_begin_at_once(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="being written by another process"):
         Recorder.create(tmp_path, {})
     recorder.close()
+
+
+@pytest.mark.parametrize("tick", [1, FEDAVG.rounds])
+def test_a_folder_that_goes_away_is_told_and_not_made_anew(tmp_path: Path, tick: int) -> None:
+    folder, save, saved = tmp_path / "run", checkpoint.save, list[int]()
+
+    def removed(*args: Any) -> None:
+        save(*args)
+        saved.append(args[1])
+        if args[1] == tick:
+            shutil.rmtree(folder)
+
+    told = pytest.raises(RunError, match=f"{folder} is gone.*Begin it again")
+    with patched("checkpoint.save", removed), told:
+        pf.run(FEDAVG, tiny(), folder=folder)
+    assert saved[-1] == tick
+    assert not folder.exists()
 
 
 # ---- enough to run it again ----------------------------------------------------------------------

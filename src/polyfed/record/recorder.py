@@ -85,12 +85,14 @@ class Recorder:
     ) -> None:
         """Make everything up to this tick durable."""
         if self.folder is not None:
+            _check_there(self.folder)
             lengths = {name: log.sync() for name, log in self._logs.items()}
             checkpoint.save(self.folder / "checkpoints", tick, nodes, lengths, kept, label)
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write the result: the run is over."""
         if self.folder is not None:
+            _check_there(self.folder)
             for log in self._logs.values():
                 log.sync()
             write_text(self.folder / _RESULT, json.dumps(result, indent=2) + "\n")
@@ -103,6 +105,15 @@ class Recorder:
                 stack.callback(self._lock.close)
             for log in self._logs.values():
                 stack.callback(log.close)
+
+
+def _check_there(folder: Path) -> None:
+    """A folder that went away would come back with a checkpoint or a result, and nothing else."""
+    if not (folder / _CONFIG).exists():
+        raise RunError(
+            f"{folder} is gone: it was removed or moved while the run went on, and with it what "
+            "the run had written. Begin it again, in a folder that nothing else empties."
+        )
 
 
 def read_config(folder: Path) -> dict[str, Any]:
