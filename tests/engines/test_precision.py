@@ -31,9 +31,9 @@ from polyfed.methods.local import Local
 from polyfed.models.siamese import Kind, siamese
 from polyfed.random import ambient
 from polyfed.testing.federations import stackable, tiny
-from polyfed.train import loop
 from polyfed.train.cohort import fit_cohort, score_cohort
 from polyfed.train.evaluate import accuracy, outputs
+from polyfed.train.layout import channels_last
 from polyfed.train.loop import fit
 from polyfed.train.ssl import BYOL, SimCLR, SimSiam
 from polyfed.train.together import Stack
@@ -134,7 +134,7 @@ def test_pictures_have_their_channels_last(begin: str, device: str) -> None:
     x = torch.randn(4, 1 if begin == "spread" else 3, 12, 12, device=device)
     low_model = Model.split(net, all=...)
     low_model.precision = "bfloat16"
-    with loop._laid_out(low_model):
+    with channels_last(low_model, True):
         low_model(x)
         gradients = torch.autograd.grad(seen[-1].square().sum(), seen[:-1])
     for t in (*seen, *gradients):

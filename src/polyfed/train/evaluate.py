@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,7 @@ from polyfed.core.data import Split
 from polyfed.core.model import Model, evaluating
 from polyfed.core.phase import Objective
 from polyfed.errors import DataError
+from polyfed.train.layout import channels_last, is_faster
 
 _BATCH_BYTES = 8 << 20
 _BATCH_ROWS = 256
@@ -20,9 +23,13 @@ def rows_per_batch(x: Tensor, limit: int = _BATCH_BYTES) -> int:
     return max(_BATCH_ROWS, limit // row)
 
 
+def _laid_out(model: Model, x: Tensor) -> AbstractContextManager[None]:
+    return channels_last(model, model.precision == "float32" and is_faster(x))
+
+
 def outputs(model: Model, x: Tensor, part: str | None = None) -> Tensor:
     """The network's output, or that of one part, for all of `x`."""
-    with evaluating(model.net):
+    with evaluating(model.net), _laid_out(model, x):
         chunks = x.split(rows_per_batch(x))
         return torch.cat([model(c) if part is None else model.output(c, part) for c in chunks])
 
@@ -42,7 +49,7 @@ def mean_loss(model: Model, split: Split, objective: Objective) -> float:
     xs = split.x.split(rows)
     ys = [None] * len(xs) if split.y is None else split.y.split(rows)
     total = torch.zeros((), device=split.x.device)
-    with evaluating(model.net):
+    with evaluating(model.net), _laid_out(model, split.x):
         for x, y in zip(xs, ys, strict=True):
             total += objective(model, x, y) * len(x)
     return float(total) / len(split)

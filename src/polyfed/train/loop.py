@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +23,7 @@ from polyfed.random import ambient
 from polyfed.train.by_sample import BySample, can_write_out
 from polyfed.train.course import Course
 from polyfed.train.evaluate import mean_loss
+from polyfed.train.layout import channels_last, is_faster
 
 _GATHER_BYTES = 64 << 20
 
@@ -43,7 +43,9 @@ def fit(node: Node, phase: Phase, *path: str | int) -> Fitted:
     split = training_split(node, phase)
     device = split.x.device
     noise = ambient(node.seed, "node", node.name, "noise", *path, device=device)
-    with noise, _laid_out(node.model), node.model.moving(*phase.parts) as parameters:
+    last = node.model.precision == "bfloat16" or is_faster(split.x)
+    laid_out, moving = channels_last(node.model, last), node.model.moving(*phase.parts)
+    with noise, laid_out, moving as parameters:
         pairs = _rest_batchnorm(node.model.net, len(split))
         course = Course(node, phase, len(split), path, pairs=pairs)
         train, keep = _trainer(node, phase, split, parameters)
@@ -78,20 +80,6 @@ def training_split(node: Node, phase: Phase) -> Split:
             f"of split '{phase.split}'."
         )
     return Split(split.x, target)
-
-
-@contextmanager
-def _laid_out(model: Model) -> Iterator[None]:
-    """Filters as bfloat16 computes with them, channels last, or every step would copy them."""
-    filters = [p for p in model.net.parameters() if p.dim() == 4]
-    kept = [(p, p.data) for p in filters if model.precision == "bfloat16"]
-    for p, own in kept:
-        p.data = own.contiguous(memory_format=torch.channels_last)
-    try:
-        yield
-    finally:
-        for p, own in kept:
-            p.data = own.copy_(p.data)
 
 
 def _trainer(
