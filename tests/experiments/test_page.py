@@ -146,7 +146,7 @@ def test_what_was_left_out_is_not_judged(results: Make) -> None:
         ({Ref("a"): "0.66"}, [], [], "undecided"),  # .025 / .0224
         ({}, [Claim(Ref("a"), "~", Ref("b"), 0.1)], [], "undecided"),
         ({Ref("a"): "0.63"}, [Claim(Ref("a"), "~", Ref("b"), 0.1)], [], "undecided"),
-        ({}, [], [], "undecided"),
+        ({}, [], [], "measured"),
         ({Ref("a"): "0.73"}, [], ["seeds: 9 → 5", "rounds"], "partly (seeds: 9 → 5; rounds)"),
     ],
 )

@@ -114,6 +114,24 @@ def test_an_evaluation_has_the_layout_of_a_phase_and_leaves_it(side: int) -> Non
     assert all(f.is_contiguous() for f in _filters(node))
 
 
+@pytest.mark.parametrize("side", [8, 16])
+def test_pictures_of_one_channel_have_it_last_too(side: int) -> None:
+    """Their filters are contiguous in both layouts: what counts is what comes out."""
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 2, side - 2), nn.Flatten())
+    x, seen = torch.randn(12, 1, side, side, generator=stream(0, "x")), list[bool]()
+    net[0].register_forward_hook(
+        lambda module, x, y: seen.append(y.is_contiguous(memory_format=LAST))
+    )
+    node = Node("N", Data(train=Split(x, torch.arange(12) % 2)), Model.split(net, all=...))
+    fit(node, _phase())
+    outputs(node.model, x)
+    assert seen == [side == 16] * 3
+    assert [p.stride() for p in _filters(node)] == [
+        (9, 9, 3, 1),
+        (4 * (side - 2) ** 2, (side - 2) ** 2, side - 2, 1),
+    ]
+
+
 def test_early_stopping_looks_at_networks_as_they_train() -> None:
     """An evaluation within a phase does not put filters back before the phase is over."""
     node, seen = _node("float32", 16), list[bool]()

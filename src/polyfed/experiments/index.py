@@ -16,9 +16,10 @@ _HEAD = """# Results
 
 Every table and figure of the five papers that `polyfed reproduce` knows, and how ours compare.
 **Reproduced**: every number agrees and every ordering holds, by the rules on its page. **Differs**:
-some do not. **Undecided**: too few seeds to say. **Partly**: run in a smaller setting, which its
-page names. **Cannot**: we do not have what it needs; with it, the same command runs it. This page
-and those behind it are made from the summaries beside them:
+some do not. **Undecided**: too few seeds to say. **Measured**: the paper says nothing that could be
+judged. **Partly**: run in a smaller setting, which its page names. **Cannot**: we do not have what
+it needs; with it, the same command runs it. This page and those behind it are made from the
+summaries beside them:
 `polyfed experiments --out docs/results --pages`.
 
 [What they cost](costs.md). [When does which method win?](which_wins.md)

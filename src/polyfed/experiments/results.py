@@ -133,7 +133,7 @@ class Results:
 
     @property
     def state(self) -> str:
-        """The experiment in a word: reproduced, differs, undecided, or partly (what was changed).
+        """The experiment in a word: reproduced, differs, undecided, measured, or partly (why).
 
         Partly goes before the others: a smaller setting cannot reproduce or refute the paper.
         """
@@ -142,7 +142,9 @@ class Results:
         words = set(self.words())
         if words & {"differs", "does not hold"}:
             return "differs"
-        return "reproduced" if words and words <= {"agrees", "holds"} else "undecided"
+        if not words:
+            return "measured"
+        return "reproduced" if words <= {"agrees", "holds"} else "undecided"
 
     def tally(self) -> str:
         """How many verdicts of each kind."""

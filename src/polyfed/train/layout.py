@@ -28,8 +28,8 @@ def is_faster(x: Tensor) -> bool:
 def channels_last(model: Model, wanted: bool) -> Iterator[None]:
     """Lay filters out so, if that is wanted; afterwards they are where they were before."""
     kept = [(p, p.data) for p in model.net.parameters() if wanted and p.dim() == 4]
-    for p, own in kept:
-        p.data = own.contiguous(memory_format=torch.channels_last)
+    for p, own in kept:  # `contiguous` would leave filters of one channel, which are both, as usual
+        p.data = torch.empty_like(own, memory_format=torch.channels_last).copy_(own)
     try:
         yield
     finally:
