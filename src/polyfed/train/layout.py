@@ -2,7 +2,7 @@
 
 In bfloat16 every step would copy them otherwise. On a CPU convolutions of float32 are faster with
 them: steps take 0.73 to 1.00 of the time, evaluations 0.60 to 0.85 (`benchmarks/layout.py`). Images
-of fewer pixels than `_LEAST` keep the usual layout: their steps are short, and runs keep their bits.
+of fewer pixels than `_LEAST` keep the usual layout: their steps are short, and runs their bits.
 """
 
 from __future__ import annotations
