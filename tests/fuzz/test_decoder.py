@@ -196,6 +196,7 @@ def channel(data: bytes) -> None:
 @cache
 def folder() -> Path:
     made = Path(tempfile.mkdtemp(prefix="polyfed-fuzz-"))
+    (made / "config.yaml").touch()  # a run folder has one
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     (made / "checkpoints").mkdir()
     return made
