@@ -2,9 +2,9 @@
 
     python benchmarks/layout.py --data DIR [--repeats 5] [--steps 4]
 
-Some steps of a phase, and an evaluation of 256 test images, of a node of each task, as polyfed does
-them (`polyfed.train.layout`): in turn, with the layout that is taken and without. Processor time
-of one thread, ratio of pairs: below 1, channels last are faster.
+Some steps of a phase, and an evaluation of 256 images, of a node of each task, as polyfed does them
+(`polyfed.train.layout`): in turn, with the layout that is taken and without. Processor time of one
+thread, ratio of pairs: below 1, channels last are faster.
 """
 
 from __future__ import annotations
@@ -58,10 +58,11 @@ def main() -> None:
             batch=batch,
             optimiser=Optimiser(name="adam", lr=1e-4),
         )
-        x = node.data["train"].x[: given.steps * batch]
-        labelled = Split(x, torch.arange(len(x)) % 2)
-        short = pf.Node(node.name, pf.Data(train=labelled, may_miss_classes=True), node.model)
-        test = Split(x[:256].repeat(-(-256 // len(x[:256])), 1, 1, 1)[:256], torch.arange(256) % 2)
+        x = node.data["train"].x
+        train, test = (
+            Split(x[:count], torch.arange(count) % 2) for count in (given.steps * batch, 256)
+        )
+        short = pf.Node(node.name, pf.Data(train=train, may_miss_classes=True), node.model)
         ways: dict[str, Callable[[], object]] = {
             "a step": partial(fit, short, phase, "steps"),
             "an evaluation": partial(accuracy, short.model, test),

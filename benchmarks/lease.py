@@ -34,6 +34,7 @@ ROOT = Path(__file__).parents[1]
 COPIED = ("src", "tests", "benchmarks", "pyproject.toml")
 PART = 15 << 20  # bytes of one part of a packed file
 GRACE = 10.0  # seconds from being asked to end to being ended
+_COMMENT = re.compile(r"(^|\s)#.*")
 _LINE = re.compile(r"(?:\[(?P<needs>[^\]]+)\]\s*)?(?P<text>.*)")
 
 
@@ -54,12 +55,12 @@ class Command:
     @property
     def is_ready(self) -> bool:
         """Whether it can begin."""
-        return not self.needs or Path(self.needs).exists()
+        return not self.needs or Path(self.needs).expanduser().exists()
 
 
 def read(plan: Path) -> list[Command]:
     """The commands of a plan."""
-    lines = [line.partition("#")[0].strip() for line in plan.read_text().splitlines()]
+    lines = [_COMMENT.sub("", line).strip() for line in plan.read_text().splitlines()]
     found = [_LINE.fullmatch(line) for line in lines if line]
     return [Command(i, m["text"], m["needs"] or "") for i, m in enumerate(filter(None, found), 1)]
 
@@ -70,7 +71,7 @@ def read(plan: Path) -> list[Command]:
 def start(plan: Path, state: Path, seconds: float, slots: int, mps: bool) -> None:
     """Leave a process behind that does what the plan says."""
     emptied = os.environ.get("OUT")  # what tools that lend machines empty before every command
-    if emptied and state.resolve().is_relative_to(Path(emptied).resolve()):
+    if emptied and state.is_relative_to(Path(emptied).resolve()):
         raise SystemExit(f"{state} is in {emptied}, which is emptied: choose another --state.")
     if not read(plan):
         raise SystemExit(f"{plan} has no command.")
@@ -91,14 +92,17 @@ def start(plan: Path, state: Path, seconds: float, slots: int, mps: bool) -> Non
     if mps:
         subprocess.run(["nvidia-cuda-mps-control", "-d"], env=_environment(state), check=True)
     arguments = ["drive", "--state", state, "--seconds", str(seconds), "--slots", str(slots)]
-    subprocess.Popen(
-        [sys.executable, __file__, *map(str, arguments)],
-        env=_environment(state) | ({} if mps else {"CUDA_MPS_PIPE_DIRECTORY": str(state / "no")}),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=(state / "logs" / "drive.err").open("w"),
-        start_new_session=True,
-    )
+    program = state / "tree" / "benchmarks" / "lease.py"
+    no_mps = {} if mps else {"CUDA_MPS_PIPE_DIRECTORY": str(state / "no")}
+    with (state / "logs" / "drive.err").open("w") as errors:
+        subprocess.Popen(
+            [sys.executable, str(program), *map(str, arguments)],
+            env=_environment(state) | no_mps,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            start_new_session=True,
+        )
 
 
 def _environment(state: Path) -> dict[str, str]:
@@ -136,15 +140,16 @@ def drive(state: Path, seconds: float, slots: int) -> None:
         for command in [each for each in left if each.is_ready][: slots - len(running)]:
             left.remove(command)
             note("begun", command)
-            running[command] = subprocess.Popen(
-                command.text,
-                shell=True,
-                cwd=state / "tree",
-                stdin=subprocess.DEVNULL,
-                stdout=(state / "logs" / str(command.number)).open("w"),
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            with (state / "logs" / str(command.number)).open("w") as log:
+                running[command] = subprocess.Popen(
+                    command.text,
+                    shell=True,
+                    cwd=state / "tree",
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
         time.sleep(0.2)
     (state / "over").touch()
 
@@ -222,6 +227,7 @@ def main() -> None:
             one.add_argument("plan", type=Path)
             one.add_argument("--mps", action="store_true", help="let processes share a GPU")
     given = parser.parse_args()
+    given.state = given.state.resolve()  # commands are run elsewhere
     if given.verb == "start":
         start(given.plan, given.state, given.seconds, given.slots, given.mps)
     elif given.verb == "drive":

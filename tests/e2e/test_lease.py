@@ -1,5 +1,6 @@
 """Commands on a lent machine: what is done in which order, what ends, what comes back."""
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -120,3 +121,29 @@ def test_one_plan_in_one_place(plan: Path) -> None:
     found = lease("start", plan, "--state", state, "--seconds", 5)
     assert found.returncode == 1
     assert "has a plan already" in found.stderr
+
+
+def test_what_does_not_heed_the_end_is_killed(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("lease", LEASE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["lease"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.GRACE = 0.5
+    for name in ("logs", "tree"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "plan").write_text("trap '' TERM; echo here; sleep 60")
+    module.drive(tmp_path, 1.0, 1)
+    assert (tmp_path / "logs" / "1").read_text() == "here\n"
+    assert order(tmp_path, "failed -9") == [1]
+    assert (tmp_path / "over").exists()
+
+
+def test_a_comment_stands_apart_and_a_place_may_be_near(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("plan").write_text("# first\necho one#two > $RESULTS/said  # why\n")
+    assert lease("start", "plan", "--state", "state", "--seconds", 20).returncode == 0
+    assert lease("wait", "--state", "state", "--seconds", 20, "--out", "out").returncode == 0
+    assert Path("state/results/said").read_text() == "one#two\n"

@@ -85,7 +85,7 @@ def _bare(measured: list[dict[str, Any]]) -> str:
         "bare loop, seconds a round",
         "polyfed, ratio of pairs",
     ]
-    return f"{_table(heads, rows)}\n\n`{BARE_COMMAND}`"
+    return f"{_table(heads, rows)}\n\n`{BARE_COMMAND}`, on a GPU with `--device cuda`."
 
 
 def _table(heads: list[str], rows: list[list[str]]) -> str:
