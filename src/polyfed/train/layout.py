@@ -1,7 +1,7 @@
 """Filters with their channels last, for as long as a phase or an evaluation takes.
 
 In bfloat16 every step would copy them otherwise. On a CPU convolutions of float32 are faster with
-them: steps take 0.73 to 1.00 of the time, evaluations 0.60 to 0.85 (`benchmarks/layout.py`). Images
+them: steps take 0.67 to 1.01 of the time, evaluations 0.61 to 0.87 (`benchmarks/layout.py`). Images
 of fewer pixels than `_LEAST` keep the usual layout: their steps are short, and runs their bits.
 """
 
