@@ -169,15 +169,29 @@ def test_heat_maps_show_the_distances() -> None:
     assert [text.get_text() for text in last.get_yticklabels()] == ["ResNet-18", "VGG-9", "AlexNet"]
 
 
-def test_planes_show_every_sample_in_the_colour_of_its_class() -> None:
+def test_maps_show_every_sample_in_the_colour_of_its_class() -> None:
     pytest.importorskip("matplotlib")
-    kept = {"points": [[0, 1], [2, 3], [4, 5]], "labels": [7, 0, 7]}
-    figure = pictures.planes([{"series": "a", "kept": kept}, {"series": "b", "kept": kept}])
-    zero, seven = figure.axes[0].collections
-    assert zero.get_offsets().tolist() == [[2, 3]]
-    assert seven.get_offsets().tolist() == [[0, 1], [4, 5]]
-    assert zero.get_facecolor().tolist() != seven.get_facecolor().tolist()
-    assert [axes.get_title(loc="left") for axes in figure.axes] == ["a", "b"]
+    noted = {"points": [[0, 1], [2.0, 3], [4, 5]], "labels": [7, 0, 7]}
+    kept = fedfoa.plane(run_of([{"node": "M0", "map": noted}, {"node": "M1", "map": {}}]))
+    assert kept == {"test images": {"": {"airplane": "500,500", "horse": "0,0 999,999"}}}
+    figure = pictures.class_maps([{"series": "a", "kept": kept}, {"series": "b", "kept": kept}])
+    airplane, horse = figure.axes[0].collections
+    assert airplane.get_offsets().tolist() == [[500, 500]]
+    assert horse.get_offsets().tolist() == [[0, 0], [999, 999]]
+    assert airplane.get_facecolor().tolist() != horse.get_facecolor().tolist()
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert titles == ["a: test images", "b: test images"]
+    assert {axes.get_gridspec().get_geometry() for axes in figure.axes} == {(1, 2)}, "side by side"
+    many = {"test images": {"": {"horse": "1,2 " * 1001}}}
+    crowded = pictures.class_maps([{"series": "a", "kept": many}]).axes[0].collections[0]
+    assert crowded.get_sizes() < horse.get_sizes(), "else they hide each other"
+
+
+def test_features_that_are_not_numbers_have_an_empty_map() -> None:
+    pytest.importorskip("matplotlib")
+    kept = fedfoa.plane(run_of([{"node": "M0", "map": {"points": [], "labels": []}}]))
+    assert kept == {"test images": {}}
+    assert len(pictures.class_maps([{"series": "a", "kept": kept}]).axes) == 1
 
 
 _SMALL = {"rounds": 2, "warm_up": 1, "local_epochs": 1, "projection": 8, "probe_epochs": 2}
@@ -197,6 +211,10 @@ def _on_digits(experiment: Experiment, **options: Any) -> Experiment:
     return replace(experiment, cells=cells, quick=Quick(says="-", task_options={}))
 
 
+def _points(kept: dict[str, Any]) -> int:
+    return sum(len(text.split()) for text in kept["test images"][""].values())
+
+
 @pytest.mark.parametrize("name", ["figure-6", "figure-7"])
 def test_pictures_are_drawn_from_what_runs_leave(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -211,7 +229,7 @@ def test_pictures_are_drawn_from_what_runs_leave(
     if name == "figure-6":
         assert list(kept[0]) == ["first round (1)", "middle round (2)", "last round (2)"]
     else:
-        assert [len(k["points"]) for k in kept] == [20, 20]
+        assert [_points(k) for k in kept] == [20, 20]
         firsts = [fedfoa.plane(Run.open(f)) for f in (tmp_path / "runs").glob("*/seed-0")]
         assert all(k in firsts for k in kept), "not of another seed"
     folder = tmp_path / experiment.name

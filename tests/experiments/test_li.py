@@ -299,7 +299,7 @@ def test_only_some_cells(tmp_path: Path, table: Experiment) -> None:
     assert "cells: 2 → 1" in found.summary["changed"]
     assert "--only alone" in found.summary["command"]
     assert [str(o.word) for o in found.orderings().values()] == ["not run"]
-    with pytest.raises(ConfigError, match=r"only 'zz'.*There are: alone, averaged"):
+    with pytest.raises(ConfigError, match=r"only 'zz'.*There are: alone; averaged"):
         reproduce(table, out=tmp_path, only=["zz"])
 
 

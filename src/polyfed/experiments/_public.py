@@ -103,7 +103,7 @@ def _of_node(node: Node, Z: Rows, y: Labels, classes: Sequence[str]) -> Found:
     shown = {OWN: own[:POINTS], OTHER: ~own[:POINTS]}
     return {
         "figures": {name: same_class(Z[of], Z[of], y[of]) for name, of in judged.items()},
-        "map": _written(in_plane(Z[:POINTS]), shown, y[:POINTS], classes),
+        "map": groups(in_plane(Z[:POINTS]), shown, y[:POINTS], classes),
     }
 
 
@@ -121,7 +121,7 @@ def _of_pair(
 
     def written(first: int) -> dict[str, Groups]:
         shown = {names[0]: part == first, names[1]: part == 2}
-        return _written(points, shown, labels, classes)
+        return groups(points, shown, labels, classes)
 
     return {"figures": figures, "maps": {BEFORE: written(0), AFTERWARDS: written(1)}}
 
@@ -144,7 +144,7 @@ def same_class(source: Rows, target: Rows, y: Labels) -> float:
     return float(torch.cat(found).mean())
 
 
-def _written(
+def groups(
     points: Float[Tensor, "m 2"],
     marks: Mapping[str, Bool[Tensor, " m"]],
     y: Int64[Tensor, " m"],

@@ -11,7 +11,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from polyfed.engines.run import Run
+from polyfed.experiments._public import Groups, groups
 from polyfed.experiments.experiment import (
     ACCURACY,
     Cell,
@@ -24,7 +27,8 @@ from polyfed.experiments.experiment import (
     Ref,
     by_round,
 )
-from polyfed.experiments.pictures import heat_maps, planes
+from polyfed.experiments.pictures import class_maps, heat_maps
+from polyfed.tasks.files import CIFAR10_CLASSES
 
 PAPER = "Liu et al., FedFoA, 2022"
 CIFAR10, CIFAR100 = "CIFAR-10", "CIFAR-100"
@@ -331,10 +335,12 @@ def _figure_6() -> Experiment:
 # ---- Figure 7: features in the plane -------------------------------------------------------------
 
 
-def plane(run: Run) -> dict[str, Any]:
-    """Where the first node's features of test samples lie."""
+def plane(run: Run) -> dict[str, dict[str, Groups]]:
+    """Where the first node's features of test images lie; nowhere if they are not numbers."""
     found = next(m["map"] for m in run.metrics if "map" in m)
-    return dict(found)
+    points, y = torch.tensor(found["points"]), torch.tensor(found["labels"])
+    marks = {"": torch.ones(len(y), dtype=torch.bool)} if len(y) else {}
+    return {"test images": groups(points, marks, y, CIFAR10_CLASSES) if marks else {}}
 
 
 def _figure_7() -> Experiment:
@@ -346,7 +352,7 @@ def _figure_7() -> Experiment:
         paper=f"{PAPER}, Figure 7",
         cells=[_equal(name, CIFAR10, options) for name in series],
         claims=[Claim(Ref(series[1]), ">", Ref(series[0]))],
-        plot=Picture(planes, plane),
+        plot=Picture(class_maps, plane),
         evaluate_every=1000,
         quick=_EQUAL_QUICK,
         notes=(

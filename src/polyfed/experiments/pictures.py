@@ -5,7 +5,6 @@ All are drawn from what an experiment keeps of the first run of every cell (`Pic
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
 
 Kept = Mapping[str, Any]  # a cell of a summary, with what was kept of it
 _TEN = (*COLOURS[:6], "#F0E442", "#8C564B", "#999999", "#000000")
+_MANY = 1000  # points of a map: more are drawn smaller
 
 
 def heat_maps(cells: Sequence[Kept]) -> Figure:
@@ -46,33 +46,11 @@ def _heat(axes: Axes, nodes: Sequence[str], rows: Sequence[Sequence[float]], mos
     axes.spines[:].set_visible(False)
 
 
-def planes(cells: Sequence[Kept]) -> Figure:
-    """The samples {points, labels} of every cell, a colour a class."""
-    from matplotlib.figure import Figure
-
-    columns = min(3, len(cells))
-    rows = math.ceil(len(cells) / columns)
-    figure = Figure(figsize=(4.2 * columns, 4.2 * rows), layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False).flatten()
-    for axes, cell in zip(grid, cells, strict=False):
-        for c in sorted(set(cell["kept"]["labels"])):
-            where = zip(cell["kept"]["points"], cell["kept"]["labels"], strict=True)
-            x, y = zip(*(point for point, label in where if label == c), strict=True)
-            axes.scatter(x, y, s=5, color=_TEN[c % len(_TEN)], label=str(c), linewidths=0)
-        axes.set_title(cell["series"], loc="left")
-        axes.set_axis_off()
-    handles, labels = grid[0].get_legend_handles_labels()
-    if len(labels) <= len(_TEN):
-        figure.legend(handles, labels, loc="outside lower center", ncols=10, markerscale=2)
-    for axes in grid[len(cells) :]:
-        axes.set_visible(False)
-    return figure
-
-
 def class_maps(cells: Sequence[Kept]) -> Figure:
     """The maps {title: {mark: {class: "x,y x,y ..."}}} of every cell, a row a cell.
 
-    A class is a colour and a mark a shape, the same in all maps. Cells have equally many maps.
+    A class is a colour and a mark a shape, the same in all maps. Cells have equally many maps;
+    where each has one, all are in one row.
     """
     from matplotlib.figure import Figure
 
@@ -80,9 +58,10 @@ def class_maps(cells: Sequence[Kept]) -> Figure:
     marks = dict(zip(dict.fromkeys(mark for groups in maps for mark in groups), "ox", strict=False))
     classes = sorted({c for groups in maps for group in groups.values() for c in group})
     colours = dict(zip(classes, _TEN, strict=False))
-    columns = len(maps) // len(cells)
-    figure = Figure(figsize=(3.6 * columns, 3.7 * len(cells) + 0.7), layout="constrained")
-    grid = figure.subplots(len(cells), columns, squeeze=False)
+    rows, columns = len(cells), len(maps) // len(cells)
+    rows, columns = (rows, columns) if columns > 1 else (columns, rows)
+    figure = Figure(figsize=(3.6 * columns, 3.7 * rows + 0.7), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False).reshape(len(cells), -1)
     for row, cell in zip(grid, cells, strict=True):
         for axes, (title, groups) in zip(row, cell["kept"].items(), strict=True):
             _class_map(axes, groups, marks, colours)
@@ -97,10 +76,13 @@ def _class_map(
     marks: Mapping[str, str],
     colours: Mapping[str, str],
 ) -> None:
+    many = sum(len(text.split()) for group in groups.values() for text in group.values()) > _MANY
     for mark, group in groups.items():
         for c, text in group.items():
             x, y = zip(*(map(int, point.split(",")) for point in text.split()), strict=True)
-            axes.scatter(x, y, s=9, color=colours[c], marker=marks[mark], linewidths=0.8)
+            axes.scatter(
+                x, y, s=3 if many else 9, color=colours[c], marker=marks[mark], linewidths=0.8
+            )
     axes.set(xticks=[], yticks=[], xlim=(-40, 1039), ylim=(-40, 1039), aspect="equal")
     axes.spines[:].set(visible=True, color="#DDDDDD")
 

@@ -167,7 +167,7 @@ def _chosen(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
         begins = re.compile(re.escape(text) + r"(?![\w.-])")  # CIFAR-10 does not begin CIFAR-100
         found = {text} & labels.keys() or set(filter(begins.match, labels))
         if not found:
-            names = ", ".join(labels)
+            names = "; ".join(labels)  # they have commas in them
             raise ConfigError(f"only {text!r}: no cell's name begins so. There are: {names}.")
         wanted |= found
     return [cell for cell in cells if not only or cell.label in wanted]
