@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from polyfed import methods
 from polyfed.core.data import Data, Split
@@ -106,10 +107,11 @@ def _literal_round(
             p = [net.predictor(each) for each in z]
             cos = torch.nn.functional.cosine_similarity
             loss = (4 - 2 * cos(p[0], target[1]) - 2 * cos(p[1], target[0])).mean()
-            R = torch.linalg.cholesky(z[0].T.detach() @ z[0].detach()).T  # positive diagonal
+            Z = z[0] / z[0].square().sum(1, keepdim=True).sqrt() if method.normalise_rows else z[0]
+            R = torch.linalg.cholesky(Z.T.detach() @ Z.detach()).T  # positive diagonal
             triangles.append(R)
             if t > method.warm_up:
-                loss = _literal_foa(loss, z[0], R, peers, method.lam)
+                loss = _literal_foa(loss, Z, R, peers, method.lam)
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
@@ -136,9 +138,11 @@ def even(seed: int = 0) -> list[Node]:
     return made
 
 
-def test_equals_the_literal_algorithm() -> None:
+@pytest.mark.parametrize("normalise_rows", [False, True])
+def test_equals_the_literal_algorithm(normalise_rows: bool) -> None:
     """Four rounds of which two have the term, and somebody is heard, and somebody is not."""
-    method = FedFoA(rounds=4, **{**FOA, "warm_up": 2, "lam": 0.3})
+    options = {**FOA, "warm_up": 2, "lam": 0.3}
+    method = FedFoA(rounds=4, normalise_rows=normalise_rows, **options)
     nodes = method.prepare(even())
     nets = {node.name: copy.deepcopy(node.model.net) for node in nodes}
     bank: dict[str, Tensor] = {}
@@ -265,6 +269,27 @@ def test_the_mean_triangle_is_that_of_the_first_view() -> None:
     scaled.inner = BYOL(views=lambda _: x)
     scaled(model, x, None)
     torch.testing.assert_close(scaled.total, triangular(Z[0]) / math.sqrt(8))
+
+
+def test_with_rows_of_length_one_the_size_of_projections_does_not_matter() -> None:
+    """Neither to the triangle nor to the term, which has a bound."""
+    bank = math.sqrt(8 / N) * torch.eye(N)[None]  # of independent features: the largest trace
+    objective, model, x = correlated(bank)
+    alone, _, _ = correlated(bank, lam=0.0)
+    found = []
+    for scale in (1, 100):
+        with torch.no_grad():
+            for parameter in model.parameters("projector"):
+                parameter.mul_(scale)
+        unit = replace(objective, normalise_rows=True)
+        term = (unit(model, x, None) - alone(model, x, None)).detach()
+        own = triangular(functional.normalize(model.output(x, "projector").detach(), dim=1))
+        torch.testing.assert_close(unit.total, own)
+        assert float(own.norm()) == pytest.approx(math.sqrt(8))
+        assert float(unit.heard) == 1
+        found.append(float(term))
+    assert 0 < found[0] <= 0.5 * math.sqrt(2 * 8)
+    assert found[0] == pytest.approx(found[1], abs=1e-5)
 
 
 def told(name: str, scale: float, wanted: int = 2) -> Message:

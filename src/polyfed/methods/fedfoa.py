@@ -17,7 +17,9 @@ Limits: lam = 0, or t <= warm_up, is the base bit for bit (byol, without one). A
 the largest hears nobody. One node: byol.
 Deviations from the paper: diag(R) > 0 is imposed, and the norm is Frobenius', as its proof has it;
 short batches are left out, as R grows with the square root of m. `peers` is its "another client".
-`triangle_noise` is ours: what is added to R before it leaves.
+`triangle_noise` is ours: what is added to R before it leaves. `normalise_rows` is another reading:
+rows of Z have length 1, as in the cosines of l_byol, so that a trace tells how independent features
+are and not how large, and a term of lam is at most lam sqrt(2 m).
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from polyfed import check
 from polyfed.core.message import Message, Spec, TensorSpec, about
@@ -86,6 +89,7 @@ class Correlated:
         lam: weight of the term; with 0 the objective is the inner one, bit for bit.
         bank: the peers' triangles.
         per_sample: divide Z by the square root of the batch size.
+        normalise_rows: scale every row of Z to length 1.
         total: sum of R over the batches so far.
         heard: how often a peer had the larger trace.
         batches: how many there were.
@@ -95,6 +99,7 @@ class Correlated:
     lam: float
     bank: Bank | Tensor
     per_sample: bool = False
+    normalise_rows: bool = False
     total: Tensor | float = 0.0
     heard: Tensor | float = 0.0
     batches: int = 0
@@ -103,11 +108,13 @@ class Correlated:
         """The loss of a batch; labels are not looked at."""
         if not self.lam:
             seen = self.inner.see(model, x)
-            self._add(triangular(seen.first.detach(), per_sample=self.per_sample))
+            self._add(triangular(self._rows(seen.first.detach()), per_sample=self.per_sample))
             return seen.loss
         begun = list[Begun]()
         seen = self.inner.see(
-            model, x, lambda Z: begun.append(Begun(Z, self.bank, per_sample=self.per_sample))
+            model,
+            x,
+            lambda Z: begun.append(Begun(self._rows(Z), self.bank, per_sample=self.per_sample)),
         )
         understood = begun[0].end()
         self._add(understood.R)
@@ -117,6 +124,9 @@ class Correlated:
     def after_step(self, model: Model) -> None:
         """What follows an optimiser step."""
         self.inner.after_step(model)
+
+    def _rows(self, Z: Tensor) -> Tensor:
+        return functional.normalize(Z, dim=1) if self.normalise_rows else Z
 
     def _add(self, R: Tensor) -> None:
         self.total = self.total + R
@@ -134,6 +144,7 @@ class FedFoA(SelfTaught):
         peers: how many others a node hears from in a round, chosen at random; 0 is all.
         per_sample: divide projections by the square root of the batch size, so that nodes with
             batches of different sizes can be compared.
+        normalise_rows: scale every projection to length 1 before its triangle is made.
         triangle_noise: standard deviation of what a node adds to its triangle before it leaves, as
             a share of the root mean square of the triangle.
         mu: of base fedu: divergence from which on a node keeps its predictor.
@@ -150,6 +161,7 @@ class FedFoA(SelfTaught):
     warm_up: int = 5
     peers: int = 0
     per_sample: bool = False
+    normalise_rows: bool = False
     triangle_noise: float = 0.0
     mu: float = 0.4
     tau: float = 0.7
@@ -204,7 +216,7 @@ class FedFoA(SelfTaught):
         """BYOL and, after the warm-up, the term."""
         lam = self.lam if round_of(node) > self.warm_up else 0.0
         bank = Bank(unpack_triangle(node.memory[_BANK]))
-        return Correlated(self.byol(node), lam, bank, self.per_sample)
+        return Correlated(self.byol(node), lam, bank, self.per_sample, self.normalise_rows)
 
     def begin(self, node: Node) -> None:
         """What the base keeps."""
