@@ -5,6 +5,8 @@ from torch import nn
 from polyfed.core.model import Model
 from polyfed.errors import ConfigError
 from polyfed.models import conv_net, mlp
+from polyfed.models.cnn import Mirrored
+from polyfed.random import ambient
 from polyfed.tasks.images import Cifar10, Mnist, Svhn
 
 
@@ -66,6 +68,29 @@ def test_relu_after_the_representation(relu: bool) -> None:
         z = net.get_submodule("trunk")(x)
         assert z.shape == (64, 16)
         assert bool((z >= 0).all()) is relu
+
+
+def test_images_are_mirrored_by_chance_while_it_trains() -> None:
+    x = torch.arange(400.0).reshape(100, 1, 2, 2)
+    net = Mirrored()
+    with ambient(0, "mirrored"):
+        seen, again = net(x), net(x)
+    mirrored = (seen == x.flip(3)).flatten(1).all(1)
+    assert torch.equal(seen[~mirrored], x[~mirrored])
+    assert 30 < int(mirrored.sum()) < 70
+    assert not torch.equal(again, seen), "drawn anew"
+    assert torch.equal(net.eval()(x), x)
+
+
+def test_a_network_that_mirrors_is_the_same_at_rest() -> None:
+    x = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    found = []
+    for mirror in (False, True):
+        with ambient(1, "network"):
+            net = conv_net((1, 8, 8), 3, blocks=2, channels=4, representation=16, mirror=mirror)
+            found.append((net.eval()(x), net.train()(x)))
+    assert torch.equal(found[0][0], found[1][0])
+    assert not torch.equal(found[0][1], found[1][1])
 
 
 @pytest.mark.parametrize(("image", "blocks"), [((1, 8, 8), 3), ((3, 9, 15), 3), ((1, 2, 64), 1)])

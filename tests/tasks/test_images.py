@@ -211,6 +211,11 @@ def test_options_are_checked_before_a_file_is_read(values: dict, error: type, te
         tasks.mnist(data="/nowhere", **values)
 
 
+def test_only_the_own_network_mirrors() -> None:
+    with pytest.raises(ConfigError, match="mirror=True: model cnn is as its paper has it"):
+        tasks.cifar10(model="cnn", mirror=True)
+
+
 # ---- the published files -------------------------------------------------------------------------
 
 DATA = os.environ.get("POLYFED_DATA")
@@ -259,6 +264,7 @@ def test_every_option_of_the_network_reaches_it(kind: type[Cifar10] | type[Svhn]
         "representation": 32,
         "dropout": 0.11,
         "last_dropout": 0.22,
+        "mirror": True,
     }
     net = kind(**given).own_network((3, 32, 32), 10)  # type: ignore[arg-type]
     same = conv_net((3, 32, 32), 10, **given)  # type: ignore[arg-type]

@@ -194,6 +194,7 @@ class _ConvTask(ImageTask):
         representation: width of what its trunk puts out (r).
         dropout: after every block (p).
         last_dropout: before the output layer (p_l).
+        mirror: the task's own network mirrors images, left to right, at random while it trains.
     """
 
     blocks: int = 3
@@ -201,6 +202,12 @@ class _ConvTask(ImageTask):
     representation: int = 256
     dropout: float = 0.36
     last_dropout: float = 0.79
+    mirror: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mirror and self.model != "own":
+            raise ConfigError(f"mirror=True: model {self.model} is as its paper has it.")
 
     def own_network(self, image: tuple[int, int, int], classes: int) -> nn.Module:
         """FedLinked's: 2,194,240 parameters in the trunk for CIFAR-10, 203,280 for SVHN."""
@@ -213,6 +220,7 @@ class _ConvTask(ImageTask):
             dropout=self.dropout,
             last_dropout=min(0.2, self.last_dropout) if self.quick else self.last_dropout,
             relu=self.relu,
+            mirror=self.mirror,
         )
 
 
