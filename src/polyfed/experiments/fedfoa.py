@@ -343,9 +343,10 @@ def _figure_6() -> Experiment:
 def plane(run: Run) -> dict[str, dict[str, Groups]]:
     """Where the first node's features of test images lie; nowhere if they are not numbers."""
     found = next(m["map"] for m in run.metrics if "map" in m)
+    if not found["points"]:
+        return {"test images": {}}
     points, y = torch.tensor(found["points"]), torch.tensor(found["labels"])
-    marks = {"": torch.ones(len(y), dtype=torch.bool)} if len(y) else {}
-    return {"test images": groups(points, marks, y, CIFAR10_CLASSES) if marks else {}}
+    return {"test images": groups(points, {"": y >= 0}, y, CIFAR10_CLASSES)}
 
 
 def _figure_7() -> Experiment:
