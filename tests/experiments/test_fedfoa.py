@@ -171,13 +171,13 @@ def test_heat_maps_show_the_distances() -> None:
 
 def test_maps_show_every_sample_in_the_colour_of_its_class() -> None:
     pytest.importorskip("matplotlib")
-    noted = {"points": [[0, 1], [2.0, 3], [4, 5]], "labels": [7, 0, 7]}
+    noted = {"points": [[0, 1], [2.0, 3], [4, 3]], "labels": [7, 0, 7]}
     kept = fedfoa.plane(run_of([{"node": "M0", "map": noted}, {"node": "M1", "map": {}}]))
-    assert kept == {"test images": {"": {"airplane": "500,500", "horse": "0,0 999,999"}}}
+    assert kept == {"test images": {"": {"airplane": "500,749", "horse": "0,250 999,749"}}}
     figure = pictures.class_maps([{"series": "a", "kept": kept}, {"series": "b", "kept": kept}])
     airplane, horse = figure.axes[0].collections
-    assert airplane.get_offsets().tolist() == [[500, 500]]
-    assert horse.get_offsets().tolist() == [[0, 0], [999, 999]]
+    assert airplane.get_offsets().tolist() == [[500, 749]]
+    assert horse.get_offsets().tolist() == [[0, 250], [999, 749]]
     assert airplane.get_facecolor().tolist() != horse.get_facecolor().tolist()
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert titles == ["a: test images", "b: test images"]
