@@ -4,7 +4,8 @@
 
 Networks: `mlp` is 784-300-100-62 with batches of 180 (`--nodes`), `cnn` FedLinked's for CIFAR-10
 with batches of 87 (`--cnn`), `small` LI's with batches of ten and AdamW (`--small`), which on a GPU
-is stacked by columns (`train/columns.py`); `a lane each` is what would be done without them.
+is stacked by columns (`train/columns.py`), `resnet` its ResNet-18, so too (`--resnet`); `a lane
+each` is what would be done without them.
 
 Every way trains the same phase through the library's own trainer (`Trainer.train`, what `pf.run`
 calls): SGD on made-up data of the shape named. Times are per step of all nodes, the median over
@@ -33,7 +34,7 @@ from torch.nn import functional
 
 import polyfed as pf
 from polyfed.core.phase import Optimiser, Phase, cross_entropy
-from polyfed.models import conv_net, mlp
+from polyfed.models import conv_net, mlp, resnet18_224
 from polyfed.models.fedavg_cnn import fedavg_cnn
 from polyfed.train import together
 from polyfed.train.together import Trainer
@@ -80,7 +81,7 @@ def measure(
     }
     if device.type == "cuda":
         ways["stacked, graph"] = (lambda steps: _train(graph, jobs, steps), count)
-    if device.type == "cuda" and network == "small":
+    if device.type == "cuda" and network in ("small", "resnet"):
         lanes = Trainer("always")
         ways["a lane each"] = (lambda steps: _train_lanes(lanes, jobs, steps), count)
     if network == "mlp":
@@ -119,9 +120,10 @@ def federation(network: str, count: int, device: torch.device) -> list[Job]:
     optimiser = SGD
     if network == "mlp":
         net, shape, classes, batch = mlp(MLP[0], MLP[1:-1], MLP[-1]), (784,), 62, BATCH
-    elif network == "small":
+    elif network in ("small", "resnet"):
         shape, classes, batch = (3, 32, 32), 10, 10
-        net, optimiser = fedavg_cnn(shape, classes), ADAMW
+        make = fedavg_cnn if network == "small" else resnet18_224
+        net, optimiser = make(shape, classes), ADAMW
     else:  # FedLinked's for CIFAR-10, with its batch of 0.02 * 4374
         net = conv_net((3, 32, 32), 4, blocks=3, channels=64, representation=256, dropout=0.36)
         shape, classes, batch = (3, 32, 32), 4, 87
@@ -254,7 +256,8 @@ def _multiplications(net: nn.Module, x: Tensor) -> int:
 
 
 def _cases(arguments: argparse.Namespace) -> list[tuple[str, int]]:
-    asked = {"mlp": arguments.nodes, "cnn": arguments.cnn, "small": arguments.small}
+    asked = {name: getattr(arguments, name) for name in ("cnn", "small", "resnet")}
+    asked = {"mlp": arguments.nodes, **asked}
     return [(network, n) for network, counts in asked.items() for n in counts]
 
 
@@ -265,6 +268,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, nargs="*", default=[16, 160, 960, 4800])
     parser.add_argument("--cnn", type=int, nargs="*", default=[3, 30])
     parser.add_argument("--small", type=int, nargs="*", default=[])
+    parser.add_argument("--resnet", type=int, nargs="*", default=[])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each repeat, about")
     parser.add_argument("--threads", type=int, default=2)

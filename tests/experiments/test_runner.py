@@ -20,6 +20,7 @@ from polyfed.experiments.results import Results
 from polyfed.experiments.runner import COMMIT_VARIABLE, Batch, commit, run_batches, run_cells
 from polyfed.record import Ledger, Log, checkpoint
 from polyfed.record.recorder import read_config
+from polyfed.train import columns
 
 
 def read(out: Path, name: str = "tiny-table") -> Any:
@@ -104,11 +105,17 @@ def test_runs_in_step_come_to_the_same(
     assert kept == []
 
 
-def test_runs_whose_networks_cannot_be_stacked_go_alone(tmp_path: Path, table: Experiment) -> None:
-    """BatchNorm keeps statistics in the encoders."""
+def test_runs_whose_networks_are_not_stacked_go_alone(
+    tmp_path: Path, table: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BatchNorm keeps statistics in the encoders; stacks are for small convolutions."""
     cells = [Cell(method="fedfoa", task="digits-encoders", series="encoders"), *table.cells]
     settings: dict[str, Any] = {"device": "cpu", "precision": "float32"}
     jobs = runner._jobs(Batch(cells, [0, 1]), tmp_path, None, settings)
+    assert runner._check(jobs, settings) == set()
+    narrow = settings | {"precision": "bfloat16"}
+    assert runner._check(jobs, narrow) == {repr(jobs[0].task)}
+    monkeypatch.setattr(columns, "_LIMIT", 0)
     apart = runner._check(jobs, settings)
     assert apart == {repr(jobs[0].task)}
     groups = list(runner._groups(jobs, most=3, apart=apart))

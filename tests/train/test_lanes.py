@@ -18,7 +18,7 @@ from polyfed.core.model import Model
 from polyfed.core.node import Node
 from polyfed.core.phase import EarlyStop, MatchOutput, Optimiser, Phase, cross_entropy
 from polyfed.random import ambient
-from polyfed.train import together
+from polyfed.train import columns, together
 from polyfed.train.alike import structure
 from polyfed.train.augment import Rotated
 from polyfed.train.lanes import Lanes, _strided, can_take, lane_key
@@ -28,6 +28,12 @@ from polyfed.train.track import Job
 
 ADAM = Optimiser(lr=2**-10)  # a graph's rate is a float32
 PHASE = Phase(label="local", objective=cross_entropy, epochs=2, batch=6, optimiser=ADAM)
+
+
+@pytest.fixture(autouse=True)
+def _no_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convolutions by columns would be stacked."""
+    monkeypatch.setattr(columns, "_LIMIT", -1)
 
 
 def node(k: int, count: int) -> Node:

@@ -26,6 +26,7 @@ from typing import Any
 from polyfed.core.method import Method
 from polyfed.core.model import Precision
 from polyfed.core.node import Node
+from polyfed.core.phase import Phase, cross_entropy
 from polyfed.engines.progress import Progress, shares, suited
 from polyfed.engines.run import Run, begin, check_run, finish_together, plain
 from polyfed.errors import ConfigError
@@ -34,7 +35,10 @@ from polyfed.experiments.parallel import Piece, in_processes
 from polyfed.record.files import write_text
 from polyfed.record.recorder import read_result
 from polyfed.tasks import Task
-from polyfed.train.alike import moves_batchnorm
+from polyfed.train.alike import structure
+from polyfed.train.columns import Columns
+from polyfed.train.loop import moves_batchnorm
+from polyfed.train.track import Job
 
 COMMIT_VARIABLE = "POLYFED_COMMIT"  # names the commit where there is a copy of its files
 _IN_STEP = 48  # runs in step on a GPU: more fill its memory and not its time
@@ -268,18 +272,30 @@ def _check(jobs: Sequence[_Job], settings: dict[str, Any]) -> set[str]:
     """Raise what a run of any setting would raise before it trains.
 
     Returns:
-        Tasks with networks that cannot be stacked, as BatchNorm keeps statistics in them.
+        Tasks with networks that are not stacked: BatchNorm keeps statistics in them, and their
+        convolutions are large.
     """
-    apart = set()
+    apart, columns = set(), Columns()
     settings_once = {job.folder.parent: job for job in reversed(jobs)}.values()
     for _, group in groupby(sorted(settings_once, key=_federation), key=_federation):
         alike = list(group)
         nodes = alike[0].task.nodes(alike[0].seed)
         for job in alike:
             check_run(job.method, nodes, evaluate_every=job.evaluate_every, **settings)
-        if any(moves_batchnorm(node.model, ()) for node in nodes):
+        own = next((node for node in nodes if moves_batchnorm(node.model, ())), None)
+        is_plain = settings["precision"] == "float32"
+        if own and not all(is_plain and _are_small(own, job.method, columns) for job in alike):
             apart.add(repr(alike[0].task))
     return apart
+
+
+def _are_small(node: Node, method: Method, columns: Columns) -> bool:
+    """Whether convolutions are small, with the batches of a method; see `train.columns`."""
+    if not {"train", "batch"} <= {*node.data, *plain(method)}:
+        return False
+    batch = plain(method)["batch"]
+    phase = Phase(label="local", objective=cross_entropy, epochs=1, batch=batch)
+    return columns.are_few(Job(node, phase, ()), structure(node.model.net))
 
 
 def _close(job: _Job, origin: Mapping[str, str]) -> None:

@@ -8,7 +8,7 @@ from polyfed.models.digit_model import digit_model
 from polyfed.models.fasttext import fasttext
 from polyfed.models.fedavg_cnn import fedavg_cnn
 from polyfed.models.mlp import mlp
-from polyfed.models.resnet import resnet18, resnet34
+from polyfed.models.resnet import resnet18, resnet18_224, resnet34
 from polyfed.models.siamese import siamese
 from polyfed.models.vgg import vgg9
 
@@ -23,6 +23,7 @@ __all__ = [
     "fedavg_cnn",
     "mlp",
     "resnet18",
+    "resnet18_224",
     "resnet34",
     "siamese",
     "vgg9",

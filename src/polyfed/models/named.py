@@ -10,13 +10,14 @@ from torch import nn
 from polyfed.models.alexnet import alexnet
 from polyfed.models.coatnet import coatnet
 from polyfed.models.fedavg_cnn import fedavg_cnn
-from polyfed.models.resnet import resnet18, resnet34
+from polyfed.models.resnet import resnet18, resnet18_224, resnet34
 from polyfed.models.vgg import vgg9
 
-NetworkName = Literal["cnn", "resnet18", "resnet34", "vgg9", "alexnet", "coatnet"]
+NetworkName = Literal["cnn", "resnet18", "resnet18-224", "resnet34", "vgg9", "alexnet", "coatnet"]
 NETWORKS: Mapping[NetworkName, Callable[..., nn.Module]] = {
     "cnn": fedavg_cnn,
     "resnet18": resnet18,
+    "resnet18-224": resnet18_224,
     "resnet34": resnet34,
     "vgg9": vgg9,
     "alexnet": alexnet,

@@ -6,9 +6,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from polyfed.core.model import Model
 from polyfed.core.node import Node
 from polyfed.train.loop import training_split
 from polyfed.train.track import Job
@@ -70,14 +68,6 @@ def _has_kept(job: Job) -> bool:
     """Whether a node has an optimiser to go on with."""
     keep = job.phase.keep
     return keep is not None and bool(job.node.recall(f"optimiser {keep}"))
-
-
-def moves_batchnorm(model: Model, parts: tuple[str, ...]) -> bool:
-    """Whether BatchNorm keeps statistics while these parts train."""
-    moving = parts or tuple(model.parts)
-    modules = dict(model.net.named_modules())
-    inside = (modules[name] for part in moving for name in model.parts[part] if name in modules)
-    return any(isinstance(m, _BatchNorm) for module in inside for m in module.modules())
 
 
 def _attributes(module: nn.Module) -> Hashable:

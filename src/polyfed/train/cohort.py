@@ -3,10 +3,10 @@
     theta (rows, ...), x (rows, batch, ...)  ->  vmap of the objective  ->  losses (rows,)
     the gradient of their sum is every row's own gradient; one optimiser steps all rows
 
-All rows step together. A node that is done is copied out at that moment, and what its row does
-afterwards is of no account. Rows at the end of the stack that are done are left out of its steps,
-so the longest should come first; where others are and they are half of all, the rest moves to a
-smaller stack.
+All rows step together, and what BatchNorm keeps of them moves with their steps. A node that is done
+is copied out at that moment, and what its row does afterwards is of no account. Rows at the end of
+the stack that are done are left out of its steps, so the longest should come first; where others
+are and they are half of all, the rest moves to a smaller stack.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from polyfed.core.model import evaluating
 from polyfed.core.node import Node
 from polyfed.random import ambient
+from polyfed.train.columns import laid_out
 from polyfed.train.deferred import DeferredStepper, FusedStepper, can_defer, can_fuse
 from polyfed.train.evaluate import rows_per_batch
 from polyfed.train.loop import Fitted, training_split
@@ -142,8 +144,9 @@ class Cohort:
         self.loss = Loss(jobs[0])
         own = {id(p): name for name, p in self.loss.net.named_parameters()}
         self.names = [own[id(p)] for p in parameters]
+        self.counted = _statistics(self.loss.net)
         owned = [_tensors(job.node) for job in jobs]
-        stacked = _stacked(owned)
+        stacked = {name: laid_out(t) for name, t in _stacked(owned).items()}
         self.pairs = {  # of each tensor: its rows in the stack, and the nodes' own
             name: (list(t.unbind(0)), [own[name] for own in owned]) for name, t in stacked.items()
         }
@@ -247,13 +250,13 @@ class Cohort:
             return
         rows = self._rows_of(done)
         with torch.no_grad():
-            for name in self.names:
+            for name in [*self.names, *self.counted]:
                 stacked, owned = self.pairs[name]
                 if len(done) == len(stacked) and not any(track.best for track in done):
                     torch._foreach_copy_(owned, stacked)
                     continue
                 sources = [
-                    track.best[name] if track.best else stacked[row]
+                    track.best.get(name, stacked[row])
                     for track, row in zip(done, rows, strict=True)
                 ]
                 torch._foreach_copy_([owned[row] for row in rows], sources)
@@ -271,12 +274,22 @@ class Cohort:
         self._first.clear()
         for tensors in (self.moving, self.resting):
             for name, t in tensors.items():
-                fewer = t.detach()[index.to(t.device)]
+                fewer = laid_out(t.detach()[index.to(t.device)])
                 owned = self.pairs[name][1]
                 self.pairs[name] = list(fewer.unbind(0)), [owned[i] for i in left]
                 tensors[name] = fewer.requires_grad_(tensors is self.moving)
         if self.optimisers is not None:
             self.optimisers.shrink(left, self.moving)
+
+
+def _statistics(net: nn.Module) -> list[str]:
+    """Names of what BatchNorm keeps, where it moves."""
+    return [
+        f"{name}.{buffer}" if name else buffer
+        for name, module in net.named_modules()
+        if isinstance(module, _BatchNorm) and module.training
+        for buffer, _ in module.named_buffers()
+    ]
 
 
 def _tensors(node: Node) -> Tensors:

@@ -8,8 +8,9 @@ and its gradient sums theirs.
 Stacked, a convolution with a filter per row becomes one in groups, which GPUs do badly; this is one
 product for all rows, and its gradient two. The columns hold every pixel as often as filters touch
 it, so it pays where they are small: with small batches, whose many small kernels take the time.
-Channels come out last in memory, as the product leaves them; pooling takes them as they are. On a
-GPU columns and pooling are kernels of our own (`windows`).
+Channels come out last in memory, as the product leaves them; pooling takes them as they are. The
+stack's filters have them last, too, and so have their gradients: nothing is copied for a product.
+On a GPU columns and pooling are kernels of our own (`windows`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from polyfed.core.data import Split
@@ -123,12 +123,24 @@ def _factors(
     if bias is not None:
         parts.append(bias[:, None])
     numbers = parts[0].shape[1] + (bias is not None)
-    if kernels is None:
-        return _unfolded(x, window, numbers), torch.cat(parts, 1)
-    width = -(-numbers // _WIDE) * _WIDE
+    width = numbers if kernels is None else -(-numbers // _WIDE) * _WIDE
     if width > numbers:
         parts.append(weight.new_zeros(len(weight), width - numbers))
-    return kernels.columns(x, window, width), torch.cat(parts, 1)
+    filters = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+    if kernels is None:
+        return _unfolded(x, window, width), filters
+    return kernels.columns(x, window, width), filters
+
+
+def laid_out(filters: Tensor) -> Tensor:
+    """A stack of filters (rows, O, C, height, width) as products by columns read them."""
+    is_due = filters.dim() == 5 and filters.device.type in _DEVICES
+    return filters.movedim(2, -1).contiguous().movedim(-1, 2) if is_due else filters
+
+
+def is_laid_out(t: Tensor) -> bool:
+    """Whether a stack lies in memory row by row, without gaps, as usual or as `laid_out` has it."""
+    return t.is_contiguous() or (t.dim() == 5 and t.movedim(2, -1).is_contiguous())
 
 
 def _unfolded(x: Tensor, window: Window, width: int) -> Tensor:
@@ -185,7 +197,7 @@ class _Product(torch.autograd.Function):
         with _as_convolutions():
             return (
                 gradient @ filters.mT if of_columns else None,
-                columns.mT @ gradient if of_filters else None,
+                (gradient.mT @ columns).mT if of_filters else None,  # as filters lie in memory
             )
 
 
@@ -230,7 +242,7 @@ class Columns:
 def _for_one(job: Job, split: Split) -> list[float]:
     """What the columns of every convolution of a job's objective take, for one sample."""
     model, objective, noted = job.node.model, job.phase.objective, _Noted()
-    if isinstance(objective, Rule) or any(isinstance(m, _BatchNorm) for m in model.net.modules()):
+    if isinstance(objective, Rule):
         return [math.inf]
     y = None if split.y is None else split.y[:1]
     chance = ambient(job.node.seed, "columns", device=split.x.device)

@@ -187,6 +187,14 @@ def _batches(
             yield from zip(xs, split.y[index].split(chunk), strict=True)
 
 
+def moves_batchnorm(model: Model, parts: tuple[str, ...]) -> bool:
+    """Whether BatchNorm keeps statistics while these parts train."""
+    moving = parts or tuple(model.parts)
+    modules = dict(model.net.named_modules())
+    inside = (modules[name] for part in moving for name in model.parts[part] if name in modules)
+    return any(isinstance(m, _BatchNorm) for module in inside for m in module.modules())
+
+
 def _rest_batchnorm(net: nn.Module, num_examples: int) -> bool:
     """Whether batches of one must be avoided; BatchNorm of a single sample is put at rest."""
     norms = [m for m in net.modules() if isinstance(m, _BatchNorm) and m.training]

@@ -39,7 +39,8 @@ class StackedAdam:
     """Adam or AdamW, used as torch's are; of every row it keeps a count.
 
     Args:
-        parts: what moves, contiguous float32 (rows, ...); without a gradient it stays.
+        parts: what moves, float32 (rows, ...), row by row in memory without gaps; without a
+            gradient, which lies as it does, it stays.
         settings: of each row; their names are the same.
 
     Attributes:

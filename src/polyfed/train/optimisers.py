@@ -24,6 +24,7 @@ from torch import Tensor
 
 from polyfed.core.phase import Optimiser
 from polyfed.errors import first_line
+from polyfed.train.columns import is_laid_out
 from polyfed.train.lanes import _strided
 from polyfed.train.track import Tensors
 
@@ -37,6 +38,7 @@ State = Mapping[str, Tensors]  # of a stretch: of each name, what the optimiser 
 _COUNTING = ("adam", "adamw")
 _DEVICES = ("cuda",)  # where `moments` has its kernel
 _WORTH_IT = 1 << 20  # weights: fewer take torch as long
+_PLAIN = torch.contiguous_format
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,9 @@ class Optimisers:
             for each, state in zip(stretches, known, strict=False):
                 for name, part in zip(self.names, each.parts, strict=True):
                     if name in state:
-                        made.optimiser.state[part] = dict(state[name])
+                        made.optimiser.state[part] = {
+                            entry: _laid_as(part, t) for entry, t in state[name].items()
+                        }
             self.groups.append(made)
 
     def _group(self, stretches: list[_Stretch]) -> _Group:
@@ -153,7 +157,7 @@ class Optimisers:
         """What is kept of one row: `parameter/entry`."""
         group, each = next((g, e) for g, e in self._stretches() if e.first <= row < e.last)
         return {
-            f"{name}/{entry}": (t[row - each.first] if t.dim() else t).clone()
+            f"{name}/{entry}": (t[row - each.first] if t.dim() else t).clone(memory_format=_PLAIN)
             for name, part in zip(self.names, each.parts, strict=True)
             for entry, t in group.optimiser.state[part].items()
             if isinstance(t, Tensor)
@@ -188,7 +192,7 @@ def _is_for_one_pass(cohort: Cohort) -> bool:
         len(kinds) == 1
         and kinds <= set(_COUNTING)
         and sum(t.numel() for t in moving) >= _WORTH_IT
-        and all(t.dtype == torch.float32 and t.is_contiguous() for t in moving)
+        and all(t.dtype == torch.float32 and is_laid_out(t) for t in moving)
         and all(t.device.type in _DEVICES and _has_kernel(t.device) for t in moving)
     )
 
@@ -210,6 +214,13 @@ def _has_kernel(device: torch.device) -> bool:
         warnings.warn(f"stacks have torch's Adam here ({first_line(error)}).", stacklevel=2)
         return False
     return True
+
+
+def _laid_as(part: Tensor, kept: Any) -> Any:
+    """What an optimiser keeps of a part, as that lies in memory."""
+    if not isinstance(kept, Tensor) or kept.shape != part.shape or kept.stride() == part.stride():
+        return kept
+    return torch.empty_like(part, dtype=kept.dtype).copy_(kept)
 
 
 def _rows(state: Mapping[str, Any], rows: slice | list[int]) -> dict[str, Any]:

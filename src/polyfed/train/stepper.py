@@ -18,7 +18,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from polyfed.train import columns
+from polyfed.train import columns, norms
 from polyfed.train.track import Job, Losses, Pool, Tensors, Track
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class Stepper:
         self.count = len(self.tracks)
         self.pool = Pool([track.split for track in self.tracks], own=cohort.is_lent)
         self.width = max(track.course.widest for track in self.tracks)
+        self.usual = self._usual()  # the width of which there are graphs
         rows, device = len(self.tracks), self.pool.x.device
         longest = max(track.steps_left for track in self.tracks)
         self.capacity = min(longest, max(1, _TABLE // (rows * self.width)))
@@ -87,7 +88,12 @@ class Stepper:
         widest = max(track.course.widest for track in tracks)
         fits = widest == self.width and (self.weight is not None) == self.cohort.weighted
         self.tracks, self.count = list(tracks), len(tracks)
+        fits = fits and self._usual() == self.usual
         return fits and self.pool.refill([track.split for track in tracks])
+
+    def _usual(self) -> int:
+        """The width of most batches: of whole ones, unless all are filled up to the same."""
+        return self.width if self.cohort.weighted else self.tracks[0].course.sizes[0]
 
     def leave_out(self, needed: int) -> None:
         """Leave out the rows that follow the first ones that are needed: they are done.
@@ -137,7 +143,7 @@ class Stepper:
         for width in widths:
             if self._is_due(width):
                 self._capture()
-            if self.count in self.graphs and width == self.width:
+            if self.count in self.graphs and width == self.usual:
                 self.graphs[self.count].replay()
             elif self.cohort.has_stepped:
                 self._step(width)
@@ -157,14 +163,14 @@ class Stepper:
     def _is_due(self, width: int) -> bool:
         """Whether to capture the graph now; the first steps have warmed everything up."""
         ready = self.graph_from is not None and self.taken[self.count] >= self.graph_from
-        return ready and self.count not in self.graphs and width == self.width
+        return ready and self.count not in self.graphs and width == self.usual
 
     def _capture(self) -> None:
         graph = torch.cuda.CUDAGraph()
         known = next(iter(self.graphs.values()), None)  # one at a time is replayed
         torch.cuda.synchronize()
         with undisturbed(), torch.cuda.graph(graph, pool=None if known is None else known.pool()):
-            self._step(self.width)
+            self._step(self.usual)
         self.graphs[self.count] = graph
 
     def _step(self, width: int) -> None:
@@ -209,7 +215,7 @@ class Loss(nn.Module):
 
         def one(own: Tensors, x: Tensor, y: Tensor | None, weight: Tensor | None) -> Tensor:
             named = {f"net.{name}": t for name, t in own.items()}
-            with StackedLayers():
+            with StackedLayers(weight):
                 loss: Tensor = functional_call(self, named, (x, y, weight))
             return loss
 
@@ -222,10 +228,17 @@ class StackedLayers(TorchFunctionMode):
     """Layers in the form that suits a stack.
 
     Linear layers as (W x')': then the gradient of W comes in W's own layout, without a copy; small
-    convolutions, and their pooling, by `columns`; cross-entropy as that of more samples, for which
-    vmap takes it apart. It also does autocast's work for the layers that vmap takes apart before
-    autocast sees them.
+    convolutions, and their pooling, by `columns`; BatchNorm by `norms`; cross-entropy as that of
+    more samples, for which vmap takes it apart. It also does autocast's work for the layers that
+    vmap takes apart before autocast sees them.
+
+    Args:
+        weight: of the samples of a batch; those with none do not count for BatchNorm.
     """
+
+    def __init__(self, weight: Tensor | None = None) -> None:
+        super().__init__()
+        self.weight = weight
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Replace what suits a stack in another form; leave all else."""
@@ -238,6 +251,10 @@ class StackedLayers(TorchFunctionMode):
             pooled = columns.max_pool2d(*args, **kwargs)
             if pooled is not None:
                 return pooled
+        if func is functional.batch_norm and kwargs.get("training"):
+            how = {name: given for name, given in kwargs.items() if name != "training"}
+            inside = None if self.weight is None else (self.weight > 0).to(args[0].dtype)
+            return norms.batch_norm(*args, **how, inside=inside)
         if func is functional.cross_entropy and _is_plain(*args, **kwargs):
             losses, counts = _losses(*args), args[1] != _IGNORED
             return losses if kwargs["reduction"] == "none" else losses.sum() / counts.sum()

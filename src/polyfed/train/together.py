@@ -25,13 +25,13 @@ from torch.nn.modules.conv import _ConvNd
 from polyfed.core.data import Split
 from polyfed.core.node import Node
 from polyfed.errors import first_line
-from polyfed.train.alike import exam_key, job_key, moves_batchnorm, structure, why_alone
+from polyfed.train.alike import exam_key, job_key, structure, why_alone
 from polyfed.train.by_sample import can_write_out
 from polyfed.train.cohort import Kept, fit_cohort, score_cohort
 from polyfed.train.columns import Columns
 from polyfed.train.evaluate import accuracy
 from polyfed.train.lanes import Lanes, can_take, lane_key
-from polyfed.train.loop import Fitted, fit, training_split
+from polyfed.train.loop import Fitted, fit, moves_batchnorm, training_split
 from polyfed.train.stepper import CannotStackError
 from polyfed.train.tail import Tails
 from polyfed.train.track import Job
@@ -124,7 +124,7 @@ class Trainer:
         alike = Counter(self._key(job) for job, has in zip(jobs, few, strict=True) if has)
         for i, job in enumerate(jobs):
             lane = () if few[i] and alike[self._key(job)] >= _FEWEST else lanes[i]
-            why = "" if lane else why_alone(job) or self._keeps_statistics(job)
+            why = "" if lane or few[i] else why_alone(job) or self._keeps_statistics(job)
             if why:
                 self._say(job, why)
             key = ("alone", i) if why else lane or self._key(job)
@@ -183,6 +183,8 @@ class Trainer:
     def _has_few_columns(self, job: Job) -> bool:
         """Whether a network that would get a lane is better off in a stack; see `columns`."""
         if not self._lane(job) or why_alone(job) or not self._pays.get(self._key(job), True):
+            return False
+        if job.phase.stop is not None and self._keeps_statistics(job):
             return False
         return self._columns.are_few(job, self._structure(job.node))
 

@@ -16,7 +16,7 @@ from polyfed.core.data import Split
 from polyfed.core.node import Node
 from polyfed.core.phase import Phase
 from polyfed.train.course import Course
-from polyfed.train.loop import Fitted, Watch, training_split
+from polyfed.train.loop import Fitted, Watch, moves_batchnorm, training_split
 
 Tensors = dict[str, Tensor]
 Places = NDArray[np.int64]
@@ -42,7 +42,8 @@ class Track:
         self.job = job
         self.split = training_split(job.node, job.phase)
         num_examples = self.split.x.shape[0]
-        self.course = Course(job.node, job.phase, num_examples, job.path, pairs=False)
+        pairs = moves_batchnorm(job.node.model, job.phase.parts)
+        self.course = Course(job.node, job.phase, num_examples, job.path, pairs=pairs)
         self.watch = Watch.of(job.node, job.phase)
         self.steps_left = self.course.steps or 0
         self.best: Tensors = {}
@@ -84,7 +85,7 @@ class Track:
             sizes, begun, order = self._sizes, self._begun, self._order
             size, last = sizes[0], sizes[-1]  # all but the last are equal
             end = min(len(sizes), begun + count - at)
-            whole = end - begun - (last < size and end == len(sizes))
+            whole = end - begun - (last != size and end == len(sizes))
             rest = (begun + whole) * size
             places[at : at + whole, :size] = order[begun * size : rest].reshape(whole, size)
             if inside is not None:
