@@ -34,13 +34,19 @@ def main() -> None:
         own = {name: tuple(v) if isinstance(v, list) else v for name, v in how.items()}
         for has_bias in (True, False):
             print(convolution(filters, own, has_bias))
+    for sides in ((1, 1), (2, 1)):  # filters see padding, some of them nothing else
+        for stride in (1, 2):
+            how = {"padding": 1, "stride": stride}
+            print(convolution([4, 3, 3, 3], how, True, sides))
     for size, side in ((2, 8), (2, 7), (3, 9), ((2, 3), 8), (1, 4)):
         print(pooling(size, side))
 
 
-def convolution(filters: list[int], how: dict[str, Any], has_bias: bool) -> float:
+def convolution(
+    filters: list[int], how: dict[str, Any], has_bias: bool, sides: tuple[int, int] = (9, 8)
+) -> float:
     """The largest difference of outputs and gradients; pictures with their channels last."""
-    x = draw(ROWS, BATCH, 9, 8, 3).permute(0, 1, 4, 2, 3).requires_grad_()
+    x = draw(ROWS, BATCH, *sides, 3).permute(0, 1, 4, 2, 3).requires_grad_()
     given = [x, draw(ROWS, *filters, seed=1).requires_grad_()]
     if has_bias:
         given.append(draw(ROWS, filters[0], seed=2).requires_grad_())

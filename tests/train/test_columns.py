@@ -32,7 +32,7 @@ from polyfed.models import fedavg_cnn
 from polyfed.random import ambient
 from polyfed.train import columns, together
 from polyfed.train.cohort import Kept, fit_cohort
-from polyfed.train.columns import Columns, by_columns, column_bytes, conv2d
+from polyfed.train.columns import Columns, Window, by_columns, column_bytes, conv2d, seeing
 from polyfed.train.lanes import Lanes
 from polyfed.train.loop import Fitted, fit
 from polyfed.train.stepper import StackedLayers
@@ -78,6 +78,39 @@ def test_columns_and_their_gradients_are_those_of_a_convolution(
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize(
+    ("sides", "how", "size"),
+    [
+        ((1, 1), {"padding": 1}, (1, 1)),
+        ((2, 2), {"padding": 1}, (3, 3)),
+        ((2, 2), {"padding": 1, "stride": 2}, (2, 2)),
+        ((1, 2), {"padding": 1, "stride": 2}, (1, 2)),
+        ((3, 1), {"padding": (1, 2), "dilation": (1, 2)}, (3, 1)),
+        ((4, 2), {"padding": 2, "dilation": 2}, (3, 1)),
+        ((1, 3), {"padding": (3, 1), "stride": 4}, (3, 2)),  # no line sees anything
+        ((2, 1), {"padding": (3, 1), "stride": 3}, (3, 3)),  # fewer lines would fit more often
+    ],
+    ids=str,
+)
+def test_what_sees_nothing_but_padding_is_left_out(
+    sides: tuple[int, int], how: dict[str, Any], size: tuple[int, int]
+) -> None:
+    """And has a gradient of zeros."""
+    x, weight = double(2, 3, 3, *sides), double(2, 4, 3, 3, 3, seed=1)
+    window = Window.of(weight[0], *(how.get(n, d) for n, d in PLAIN.items()))
+    assert seeing(window, sides)[0].size == size
+    alone = torch.stack([functional.conv2d(a, b, **how) for a, b in zip(x, weight, strict=True)])
+    stacked = vmap(lambda a, b: conv2d(a, b, **how))(x, weight)
+    torch.testing.assert_close(stacked, alone)
+    pull = double(*alone.shape, seed=3).detach()
+    wanted = torch.autograd.grad((alone * pull).sum(), (x, weight))
+    found = torch.autograd.grad((stacked * pull).sum(), (x, weight))
+    torch.testing.assert_close(found, wanted)
+
+
+PLAIN = {"stride": 1, "padding": 0, "dilation": 1}
+
+
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
 def test_kernels_are_convolutions_and_pooling() -> None:
     """By Triton's interpreter, in a process of its own."""
@@ -86,7 +119,7 @@ def test_kernels_are_convolutions_and_pooling() -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = [float(line) for line in done.stdout.split()]
-    assert len(found) == 2 * len(SETTINGS) + 5
+    assert len(found) == 2 * len(SETTINGS) + 4 + 5
     assert max(found) < 5e-5
     assert max(found[-5:]) == 0
 
@@ -382,18 +415,50 @@ def test_batchnorm_is_of_what_counts(everywhere: Noted, sizes: tuple[int, ...]) 
     assert steps == [2 * max(1, -(-n // 4) - (n % 4 == 1)) for n in sizes]
 
 
+def test_a_stacks_filters_lie_as_products_read_them(
+    everywhere: Noted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so do their gradients, so that no step copies them where nothing has a bias.
+
+    What nodes keep lies as usual.
+    """
+    monkeypatch.setattr(columns, "_PICTURES", math.inf)  # or few filters would be summed up
+    phase = replace(
+        PHASE, epochs=None, steps=2, batch=7, keep="here", optimiser=Optimiser(name="adam")
+    )
+    kept: Kept = {}
+    work, counts = jobs(14, 14, phase=phase, make=normed), []
+    for steps in (2, 2, 6):
+        work = [replace(job, phase=replace(phase, steps=steps)) for job in work]
+        with _Count() as count:
+            fit_cohort(work, kept=kept)
+        counts.append(count.copied)
+    (stack,) = kept.values()
+    filters = [t for t in stack.moving.values() if t.dim() == 5]
+    assert [t.movedim(2, -1).is_contiguous() for t in filters] == [True] * 3
+    assert not any(t.is_contiguous() for t in filters)
+    for t in filters:
+        assert counts[1][t.numel()] == counts[2][t.numel()] > 0  # as the nodes move in and out
+    for job in work:
+        for tensors in (job.node.model.state(), job.node.recall("optimiser here")):
+            assert all(t.is_contiguous() for t in tensors.values())
+
+
 class _Count(TorchDispatchMode):
     """Counts what is computed, below vmap and autograd."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found, self.products = Counter[str](), list[tuple[int, ...]]()
+        self.copied = Counter[int]()  # by how many numbers
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, found = func.overloadpacket.__name__, func(*args, **(kwargs or {}))
         self.found[name] += 1
         if name == "bmm":
             self.products.append(tuple(found.shape))
+        if name in ("clone", "copy_"):
+            self.copied[found.numel()] += 1
         return found
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -65,6 +66,28 @@ class Window(NamedTuple):
             for n, k, s, p, d in zip(sides, *self, strict=True)
         )
         return high, wide
+
+
+@lru_cache
+def seeing(window: Window, sides: tuple[int, ...]) -> tuple[Window, tuple[slice, ...]]:
+    """A window without the lines and columns that see nothing but padding, and which it has left.
+
+    As where a filter of three by three, with padding, lies on a picture of one pixel.
+
+    >>> seeing(Window((3, 3), (1, 1), (1, 1), (1, 1)), (1, 2))
+    (Window(size=(1, 3), stride=(1, 1), padding=(0, 1), dilation=(1, 1)), (slice(1, 2, None), ...
+    """
+    places = window.places(sides)
+    left, padding = list[slice](), list[int]()
+    for n, count, k, s, p, d in zip(sides, places, *window, strict=True):
+        sees = [i for i in range(k) if any(0 <= j * s + i * d - p < n for j in range(count))]
+        left.append(slice(sees[0], sees[-1] + 1) if sees else slice(0, k))
+        padding.append(p - left[-1].start * d if sees else p)
+    height, width = (own.stop - own.start for own in left)
+    less = window._replace(size=(height, width), padding=(padding[0], padding[1]))
+    if min(padding) < 0 or less.places(sides) != places:
+        return window, tuple(slice(0, k) for k in window.size)
+    return less, tuple(left)
 
 
 def by_columns(x: Tensor, *others: Any, **named: Any) -> bool:
@@ -119,7 +142,9 @@ def _factors(
     x: Tensor, weight: Tensor, bias: Tensor | None, window: Window
 ) -> tuple[Tensor, Tensor]:
     """Columns (batch, places, width) and filters (O, width)."""
-    parts, kernels = [weight.permute(0, 2, 3, 1).flatten(1)], _kernels(x)
+    window, (lines, pixels) = seeing(window, tuple(x.shape[2:]))
+    own = weight.permute(0, 2, 3, 1)[:, lines, pixels]
+    parts, kernels = [own.flatten(1)], _kernels(x)
     if bias is not None:
         parts.append(bias[:, None])
     numbers = parts[0].shape[1] + (bias is not None)
