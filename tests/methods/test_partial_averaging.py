@@ -354,6 +354,16 @@ def test_an_associative_memory_learns_by_its_own_rule() -> None:
     assert float((first["hidden.weight"][:30] - before[:30]).abs().max()) > 0.01
 
 
+def test_data_may_come_in_their_own_order() -> None:
+    """In blocks and in epochs."""
+    node = Associative(num_nodes=1, modified=0, cells=5).nodes(0)[0]
+    for length in ({"block": 4, "batch": 1}, {"local_epochs": 2}):
+        for shuffle in (True, False):
+            (phase,) = PartialAveraging(shuffle=shuffle, **length).local(node)
+            assert phase.shuffle == shuffle
+            assert phase.walk == ("block" in length)
+
+
 # ---- the start ---------------------------------------------------------------------------------
 
 

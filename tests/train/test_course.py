@@ -74,6 +74,18 @@ def test_a_walk_does_not_depend_on_where_it_is_called_from() -> None:
     assert seen == other
 
 
+@pytest.mark.parametrize("way", ["walk", "epochs"])
+def test_without_shuffling_samples_come_in_their_order(way: str) -> None:
+    seen: list[list[int]] = []
+    how: dict[str, Any] = {"walk": True, "steps": 2} if way == "walk" else {"epochs": 1}
+    one = node(10)
+    for _ in range(3):
+        phase = Phase(label="p", objective=Noted(seen), batch=4, shuffle=False, **how)
+        fit(one, phase, "path")
+    epoch = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert seen == (epoch * 2 if way == "walk" else epoch * 3)
+
+
 def test_a_walk_takes_steps_only() -> None:
     with pytest.raises(ConfigError, match="a walk takes steps and no stopping rule"):
         Phase(label="p", objective=cross_entropy, epochs=1, walk=True)

@@ -227,6 +227,7 @@ class Phase:
         optimiser: made afresh for the phase, unless
         keep: names what stays of it at the node, for the next phase that keeps the same.
         walk: go on through the data where the last walk stopped, instead of shuffling anew.
+        shuffle: a new order for every pass; else the split's own.
         stop: the stopping rule.
     """
 
@@ -242,6 +243,7 @@ class Phase:
     optimiser: Optimiser = Optimiser()
     keep: str | None = None
     walk: bool = False
+    shuffle: bool = True
     stop: EarlyStop | None = None
 
     def __post_init__(self) -> None:

@@ -45,6 +45,7 @@ class PartialModels(Method):
             rule.
         block: samples between two averagings, on through the data from block to block; 0: epochs.
         local_epochs: epochs between two averagings, where there are no blocks.
+        shuffle: a new order for every pass through the data; else their own.
         own_start: groups and what nobody shares begin with values of their own, drawn from those
             of the network.
     """
@@ -57,6 +58,7 @@ class PartialModels(Method):
     loss: Literal["cross-entropy", "squared", "hebbian"] = "cross-entropy"
     block: int = 0
     local_epochs: int = 1
+    shuffle: bool = True
     own_start: bool = False
 
     def __post_init__(self) -> None:
@@ -111,7 +113,8 @@ class PartialModels(Method):
         length: dict[str, Any] = {"epochs": self.local_epochs}
         if self.block:
             length = {"steps": -(-self.block // int(self.batch)), "walk": True}
-        return replace(self.phase("local", **length), objective=self._objective())
+        phase = self.phase("local", shuffle=self.shuffle, **length)
+        return replace(phase, objective=self._objective())
 
     def _objective(self) -> Objective | Rule:
         if self.loss == "hebbian":

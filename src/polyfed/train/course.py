@@ -60,17 +60,21 @@ class Course:
         left = self.steps or 0
         while left > 0:
             sizes = self.sizes if left >= len(self.sizes) else self.sizes[:left]
-            yield torch.randperm(self.num_examples, generator=order), sizes
+            yield self._order(order), sizes
             left -= len(sizes)
+
+    def _order(self, generator: torch.Generator) -> Tensor:
+        if not self.phase.shuffle:
+            return torch.arange(self.num_examples)
+        return torch.randperm(self.num_examples, generator=generator)
 
     def _walk(self) -> Iterator[tuple[Tensor, list[int]]]:
         """Go on where the last walk over this split stopped; the node remembers where."""
         epoch, first = self._start()
         left = self.steps or 0
         while left > 0:
-            order = _walk_order(
-                self.node.seed, self.node.name, self.phase.split, epoch, self.num_examples
-            )
+            own = self.node.seed, self.node.name, self.phase.split, epoch, self.num_examples
+            order = _walk_order(*own) if self.phase.shuffle else torch.arange(self.num_examples)
             sizes = self.sizes[first : first + left]
             yield order[first * self.sizes[0] :], sizes
             left -= len(sizes)
