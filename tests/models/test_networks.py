@@ -16,7 +16,7 @@ from polyfed.models.coatnet import coatnet
 from polyfed.models.digit_model import digit_model
 from polyfed.models.fedavg_cnn import fedavg_cnn
 from polyfed.models.named import NETWORKS, TINY, NetworkName
-from polyfed.models.resnet import resnet18, resnet34
+from polyfed.models.resnet import resnet18, resnet18_224, resnet34
 from polyfed.models.vgg import vgg9
 from polyfed.random import ambient, stream
 
@@ -76,6 +76,8 @@ def resnet_parameters(channels: int, classes: int, blocks: tuple[int, ...]) -> i
         (resnet18, (3, 32, 32), 11_173_962, resnet_parameters(3, 10, (2, 2, 2, 2))),
         (resnet34, (3, 32, 32), 21_282_122, resnet_parameters(3, 10, (3, 4, 6, 3))),
         (resnet18, (1, 28, 28), 11_172_810, resnet_parameters(1, 10, (2, 2, 2, 2))),
+        (resnet18_224, (3, 32, 32), 11_181_642,
+         resnet_parameters(3, 10, (2, 2, 2, 2)) + (7 * 7 - 3 * 3) * 3 * 64),
         (vgg9, (3, 32, 32), 3_491_530,
          conv(3, 32, 3) + conv(32, 64, 3) + conv(64, 128, 3) + conv(128, 128, 3)
          + conv(128, 256, 3) + conv(256, 256, 3)
@@ -206,6 +208,18 @@ def test_oblong_images(make: Make) -> None:
     assert tiny(make, image, 2).eval()(random(1, *image)).shape == (1, 2)
 
 
+def test_filters_of_the_published_resnet_begin_by_what_leaves_them() -> None:
+    """Normal, of variance 2 over the number of links that leave a pixel (He et al. 2015)."""
+    with ambient(0, "test"):
+        net = resnet18_224((3, 32, 32), 10)
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d):
+            weight = module.weight.detach()
+            leaving = module.out_channels * weight[0, 0].numel()
+            assert weight.std().item() == pytest.approx((2 / leaving) ** 0.5, rel=0.03)
+            assert weight.abs().max() > 3 * weight.std()  # not uniform
+
+
 # ---- written out ---------------------------------------------------------------------------------
 
 
@@ -253,11 +267,20 @@ def literal_digit_model(x: Tensor, w: Iterator[Tensor], norm: Any = norm) -> Ten
     return f.relu(norm(f.linear(x, next(w), next(w)), w))
 
 
-def literal_resnet(blocks: tuple[int, ...]) -> Callable[[Tensor, Iterator[Tensor]], Tensor]:
-    """He et al., Figure 5 (left): in stage 2, 3, 4 the first block halves the image."""
+def literal_resnet(
+    blocks: tuple[int, ...], *, is_large: bool = False
+) -> Callable[[Tensor, Iterator[Tensor]], Tensor]:
+    """He et al., Figure 5 (left): in stage 2, 3, 4 the first block halves the image.
+
+    For large images the first layers (Table 1) leave a quarter of the lines and columns.
+    """
 
     def forward(x: Tensor, w: Iterator[Tensor]) -> Tensor:
-        x = f.relu(norm(f.conv2d(x, next(w), padding=1), w))
+        if is_large:
+            x = f.relu(norm(f.conv2d(x, next(w), stride=2, padding=3), w))
+            x = f.max_pool2d(x, 3, stride=2, padding=1)
+        else:
+            x = f.relu(norm(f.conv2d(x, next(w), padding=1), w))
         for stage, count in enumerate(blocks):
             for i in range(count):
                 halves = stage > 0 and i == 0
@@ -267,7 +290,7 @@ def literal_resnet(blocks: tuple[int, ...]) -> Callable[[Tensor, Iterator[Tensor
                 if halves:
                     x = norm(f.conv2d(x, next(w), stride=2), w)
                 x = f.relu(x + y)
-        assert x.shape[2:] == (4, 4)
+        assert x.shape[2:] == ((1, 1) if is_large else (4, 4))
         return x.mean((2, 3))
 
     return forward
@@ -282,6 +305,7 @@ def literal_resnet(blocks: tuple[int, ...]) -> Callable[[Tensor, Iterator[Tensor
         (digit_model, literal_digit_model),
         (resnet18, literal_resnet((2, 2, 2, 2))),
         (resnet34, literal_resnet((3, 4, 6, 3))),
+        (resnet18_224, literal_resnet((2, 2, 2, 2), is_large=True)),
     ],
 )
 def test_the_forward_pass_written_out(make: Make, literal: Any) -> None:
