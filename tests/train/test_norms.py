@@ -153,6 +153,17 @@ def test_it_is_for_a_stack() -> None:
             refused(draw(2, 3, 4, 5))
 
 
+def test_a_single_number_is_refused_as_torch_does() -> None:
+    def ours(x: Tensor) -> Tensor:
+        return batch_norm(x, None, None)
+
+    with pytest.raises(ValueError, match="more than one number"):
+        vmap(ours)(draw(2, 1, 4, 1, 1))
+    with pytest.raises(ValueError, match="more than 1 value"):
+        nn.BatchNorm2d(4)(draw(1, 4, 1, 1).float())
+    assert vmap(ours)(draw(2, 1, 4, 1, 2)).shape == (2, 1, 4, 1, 2)
+
+
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
 def test_kernels_are_batchnorm() -> None:
     """By Triton's interpreter, in a process of its own."""

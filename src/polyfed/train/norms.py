@@ -47,7 +47,10 @@ def batch_norm(
 
     Raises:
         NotImplementedError: there is no stack, or one of stacks.
+        ValueError: a channel has a single number, as torch has it.
     """
+    if x[:, :1].numel() == 1:
+        raise ValueError("BatchNorm needs more than one number of a channel while it trains.")
     w = x.new_ones(x.shape[1]) if weight is None else weight
     b = x.new_zeros(x.shape[1]) if bias is None else bias
     y, _, _ = _normed(x, w, b, running_mean, running_var, inside, momentum, eps)
