@@ -400,3 +400,10 @@ def test_what_cells_yield_is_what_is_judged_and_drawn(
     if plot.is_available():
         plot.draw(made, tmp_path / "plot.svg", tmp_path / "plot.png")
         assert (tmp_path / "plot.svg").exists()
+
+
+def test_the_resnet_of_table_1_is_the_published_one() -> None:
+    """As FedALA's code has it, whatever the size of the images."""
+    cells = [c for c in experiments.load("li-table-1").cells if "ResNet-18" in c.panel]
+    assert len(cells) == 4 * 4
+    assert {c.task_options["model"] for c in cells} == {"resnet18-224"}

@@ -415,6 +415,15 @@ def test_batchnorm_is_of_what_counts(everywhere: Noted, sizes: tuple[int, ...]) 
     assert steps == [2 * max(1, -(-n // 4) - (n % 4 == 1)) for n in sizes]
 
 
+def test_graphs_are_of_whole_batches(everywhere: Noted) -> None:
+    """Also where the last batch is the larger one, which has a sample more."""
+    kept: Kept = {}
+    fit_cohort(jobs(13, 13, make=normed), kept=kept)
+    (stack,) = kept.values()
+    assert stack.stepper is not None
+    assert (stack.stepper.width, stack.stepper.usual) == (5, 4)
+
+
 def test_a_stacks_filters_lie_as_products_read_them(
     everywhere: Noted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
