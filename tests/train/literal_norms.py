@@ -12,6 +12,8 @@ from torch.func import vmap
 from polyfed.train import norm_kernels, norms
 
 ROWS, SAMPLES = 3, 5
+PLAIN, RECTIFIED, BESIDE = "plain", "rectified", "rectified with what lies beside"
+KEPT_AND_THEN = ((False, PLAIN), (True, PLAIN), (False, RECTIFIED), (True, BESIDE))
 
 
 def main() -> None:
@@ -24,15 +26,15 @@ def main() -> None:
         norm_kernels._NUMBERS = numbers
         for shape in ((6, 3, 7), (8, 1, 1), (130, 2, 2), (5,)):
             for counted in (False, True):
-                for kept in (False, True):
+                for kept, then in KEPT_AND_THEN:
                     given = drawn(shape, counted, kept)
                     norms._kernels = lambda x: norm_kernels
-                    found, before = stacked(*given), len(used)
+                    found, before = stacked(*given, then), len(used)
                     norms._kernels = lambda x: None
-                    wanted = stacked(*given)
+                    wanted = stacked(*given, then)
                     assert len(used) == before == 2 * (len(used) // 2) > 0
                     print(max(map(difference, found, wanted)))
-    assert len(used) == 64
+    assert len(used) == 2 * 2 * 4 * 2 * len(KEPT_AND_THEN)
 
 
 def drawn(shape: tuple[int, ...], counted: bool, kept: bool) -> list[Tensor | None]:
@@ -58,17 +60,20 @@ def stacked(
     mean: Tensor | None,
     variance: Tensor | None,
     inside: Tensor | None,
+    then: str,
 ) -> list[Tensor]:
-    """What leaves BatchNorm, gradients, and what it keeps."""
-    leaves = [t.detach().clone().requires_grad_() for t in (x, weight, bias)]
+    """What leaves BatchNorm, and what follows it; gradients; and what it keeps."""
+    others_in = [draw(*x.shape, seed=7)] if then == BESIDE else []
+    leaves = [t.detach().clone().requires_grad_() for t in (x, weight, bias, *others_in)]
     kept = [None if t is None else t.clone() for t in (mean, variance)]
 
-    def one(x: Tensor, w: Tensor, b: Tensor, m: Tensor, v: Tensor, i: Tensor) -> Tensor:
-        return norms.batch_norm(x, m, v, w, b, momentum=0.3, eps=1e-3, inside=i)
+    def one(m: Tensor, v: Tensor, i: Tensor, x: Tensor, w: Tensor, b: Tensor, *s: Tensor) -> Tensor:
+        how = {"beside": s[0] if s else None, "rectify": then != PLAIN}
+        return norms.batch_norm(x, m, v, w, b, momentum=0.3, eps=1e-3, inside=i, **how)
 
     others = [*kept, inside]
-    dims = (0, 0, 0, *(None if t is None else 0 for t in others))
-    out = vmap(one, in_dims=dims)(*leaves, *others)
+    dims = (*(None if t is None else 0 for t in others), *[0] * len(leaves))
+    out = vmap(one, in_dims=dims)(*others, *leaves)
     pull = draw(*out.shape, seed=3)
     return [out, *torch.autograd.grad(out, leaves, pull), *(t for t in kept if t is not None)]
 

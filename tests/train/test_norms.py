@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from polyfed.train import norms
-from polyfed.train.norms import batch_norm
+from polyfed.train.norms import batch_norm, rectified
 from polyfed.train.stepper import StackedLayers
 
 LITERAL = Path(__file__).parent / "literal_norms.py"
@@ -144,6 +144,47 @@ def test_at_rest_it_is_torchs() -> None:
     assert found[-1].tolist() == [0, 0]
 
 
+class Rectified(nn.Module):
+    """What follows a normalisation in a residual network."""
+
+    def __init__(self, norm: nn.Module, is_beside: bool) -> None:
+        super().__init__()
+        self.norm, self.is_beside = norm, is_beside
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rectified(self.norm, x, x.sin() if self.is_beside else None)
+
+
+@pytest.mark.parametrize("kind", ["training", "at rest", "another norm"])
+@pytest.mark.parametrize("is_beside", [True, False])
+def test_what_follows_is_done_with_it(is_beside: bool, kind: str) -> None:
+    """And BatchNorm that comes later is plain again."""
+    nets = list[nn.Module]()
+    for norm, later in zip(rows((4, 3, 5), 3), rows((4, 3, 5), 3), strict=True):
+        own = nn.GroupNorm(2, 4).double() if kind == "another norm" else norm
+        nets.append(nn.Sequential(Rectified(own, is_beside), later))
+    if kind == "at rest":
+        nets = [net.eval() for net in nets]
+    x = draw(3, 6, 4, 3, 5)
+    found = stacked(nets, x)
+    for k, wanted in enumerate(one_by_one(nets, x, [6, 6, 6])):
+        for ours, theirs in zip(found[: len(wanted) - 3], wanted, strict=False):
+            torch.testing.assert_close(ours[k], theirs)
+
+
+def test_what_follows_is_one_step_where_a_row_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[dict[str, Any]]()
+
+    def noted(*given: Any, **how: Any) -> Tensor:
+        made.append(how)
+        return batch_norm(*given, **how)
+
+    monkeypatch.setattr(norms, "batch_norm", noted)
+    nets = [nn.Sequential(Rectified(norm, True), norm) for norm in rows((4, 3, 5), 2)]
+    stacked(list[nn.Module](nets), draw(2, 6, 4, 3, 5))
+    assert [how.get("rectify", False) for how in made] == [True, False]
+
+
 def test_it_is_for_a_stack() -> None:
     def ours(x: Tensor) -> Tensor:
         return batch_norm(x, None, None)
@@ -172,7 +213,7 @@ def test_kernels_are_batchnorm() -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = [float(line) for line in done.stdout.split()]
-    assert len(found) == 32
+    assert len(found) == 64
     assert max(found) < 5e-6
 
 

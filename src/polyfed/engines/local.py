@@ -40,6 +40,7 @@ from polyfed.train.together import Done, Exam, Stack, Trainer
 from polyfed.train.track import Job
 
 FINAL = "final"
+_TIMES = 200  # as long as a checkpoint took, until the next: large states would take half the time
 T = TypeVar("T")
 
 
@@ -57,7 +58,8 @@ class Settings:
         precision: what networks compute in; bfloat16 is for GPUs (parameters stay float32).
         fail: what breaks and when, such as "cut 0-1 @3; kill M2 @5; heal @8" (`core/faults.py`).
         checkpoint_every: rounds between checkpoints in the run folder; 0 writes none.
-        checkpoint_seconds: time between checkpoints, at least: of short rounds some are left out.
+        checkpoint_seconds: time between checkpoints, at least: of short rounds some are left out,
+            and more of them where a checkpoint takes long.
     """
 
     seed: int = 0
@@ -129,7 +131,7 @@ class LocalEngine:
         self.places |= {n.name: n.working_copy(seed, device, moved) for n in hubs}
         self._set_precision([*self.nodes.values(), *self.places.values()])
         self._tick, self._spent, self._resumed = 0, 0.0, time.perf_counter()
-        self._kept = self._resumed  # when there was a checkpoint
+        self._due = 0.0  # when the next checkpoint is
         self._visits: Counter[tuple[str, Name]] = Counter()
 
     def run(self, point: Checkpoint | None = None) -> dict[Name, float]:
@@ -139,7 +141,8 @@ class LocalEngine:
     def steps(self, point: Checkpoint | None = None) -> Steps[dict[Name, float]]:
         """The run as a generator: yields jobs or exams, takes what they came to."""
         rounds = self.method.rounds
-        self._resumed = self._kept = time.perf_counter()
+        self._resumed = time.perf_counter()
+        self._due = self._resumed + self.settings.checkpoint_seconds
         self.progress.begin(f"{self.method.name} seed {self.settings.seed}", rounds)
         if point is None:
             yield from self._begin(rounds)
@@ -328,9 +331,10 @@ class LocalEngine:
         self._spent, self._resumed = 0.0, now
         self.recorder.metrics.append({"tick": self._tick, "seconds": seconds})
         every, seconds = self.settings.checkpoint_every, self.settings.checkpoint_seconds
-        if every and self._tick % every == 0 and now >= self._kept + seconds:
+        if every and self._tick % every == 0 and now >= self._due:
             self.recorder.checkpoint(self._tick, [*self.nodes.values(), *self.places.values()])
-            self._kept = now
+            took = time.perf_counter() - now
+            self._due = now + max(seconds, _TIMES * took if seconds else 0.0)
         self.progress.round_done(self._tick, accuracies)
         return accuracies
 

@@ -20,7 +20,8 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from torch import Tensor, nn
-from torch.nn import functional
+
+from polyfed.train.norms import rectified
 
 
 def resnet18(image: tuple[int, int, int], classes: int, *, width: int = 64) -> nn.Module:
@@ -90,11 +91,11 @@ class _Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's output."""
-        change = self.second(functional.relu(self.first(x)))
-        return functional.relu(change + self.shortcut(x))
+        inner = rectified(self.first[1], self.first[0](x))
+        return rectified(self.second[1], self.second[0](inner), self.shortcut(x))
 
 
-def _convolution(depth: int, following: int, *, kernel: int = 3, stride: int = 1) -> nn.Module:
+def _convolution(depth: int, following: int, *, kernel: int = 3, stride: int = 1) -> nn.Sequential:
     """A convolution that keeps the image's size, but for the stride, and BatchNorm."""
     convolution = nn.Conv2d(depth, following, kernel, stride, padding=kernel // 2, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(following))

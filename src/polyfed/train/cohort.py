@@ -12,7 +12,7 @@ are and they are half of all, the rest moves to a smaller stack.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from polyfed.train.loop import Fitted, training_split
 from polyfed.train.optimisers import Optimisers
 from polyfed.train.stepper import Loss, StackedLayers, Stepper
 from polyfed.train.track import Job, Pool, Tensors, Track
+from polyfed.train.unseen import Lines, can_leave_out, decay, put_back, seeing_lines, seen
 
 _KEPT = (1, 6)  # stacks kept for later phases, on a CPU and on a GPU; there more if they are small
 _WORTH_A_CAPTURE = 1 << 13  # steps of rows that are done already: then a smaller stack is made
@@ -65,10 +66,14 @@ def fit_cohort(
     kept, key = {} if kept is None else kept, _stack_key(jobs, kind)
     first = jobs[0]
     device = training_split(first.node, first.phase).x.device
-    cohort = kept.pop(key, None)
+    cohort, is_lent = kept.pop(key, None), False
     if cohort is None and kind is not None and _is_full(kept, device, share):
         other = next((k for k in kept if k[1:] == key[1:]), None)
-        cohort = None if other is None else kept.pop(other).lend(jobs)
+        cohort, is_lent = (None, False) if other is None else (kept.pop(other), True)
+    if cohort is not None and not can_leave_out(jobs, cohort.lines):
+        cohort = None
+    elif cohort is not None and is_lent:
+        cohort.lend(jobs)
     template = first.node.model if cohort is None else cohort.loss.model
     path = ("cohort", *(job.node.name for job in jobs), "noise", *first.path)
     noise = ambient(first.node.seed, *path, device=device)
@@ -145,8 +150,11 @@ class Cohort:
         own = {id(p): name for name, p in self.loss.net.named_parameters()}
         self.names = [own[id(p)] for p in parameters]
         self.counted = _statistics(self.loss.net)
+        self.loss.counts = [n for n in self.counted if n.endswith("num_batches_tracked")]
+        lines = {n: own for n, own in seeing_lines(jobs[0]).items() if n in self.names}
+        self.lines = self.loss.lines = lines if can_leave_out(jobs, lines) else {}
         owned = [_tensors(job.node) for job in jobs]
-        stacked = {name: laid_out(t) for name, t in _stacked(owned).items()}
+        stacked = {name: laid_out(t) for name, t in _stacked(owned, self.lines).items()}
         self.pairs = {  # of each tensor: its rows in the stack, and the nodes' own
             name: (list(t.unbind(0)), [own[name] for own in owned]) for name, t in stacked.items()
         }
@@ -160,14 +168,13 @@ class Cohort:
         self.stepper: Stepper | None = None
         self.optimisers: Optimisers | None = None
 
-    def lend(self, jobs: Sequence[Job]) -> Cohort:
+    def lend(self, jobs: Sequence[Job]) -> None:
         """Serve other nodes with networks like these."""
         owned = [_tensors(job.node) for job in jobs]
         self.pairs = {
             name: (rows, [own[name] for own in owned]) for name, (rows, _) in self.pairs.items()
         }
         self.is_lent = True
-        return self
 
     def begin(self, jobs: Sequence[Job]) -> None:
         """A new phase of the same nodes: their tensors and tracks, optimisers new or kept."""
@@ -181,7 +188,8 @@ class Cohort:
                 self.stepper = None  # its graph steps by other tensors
             with torch.no_grad():
                 for name, stacked in {**self.moving, **self.resting}.items():
-                    torch.stack(self.pairs[name][1], out=stacked)
+                    own = [seen(t, self.lines.get(name)) for t in self.pairs[name][1]]
+                    torch.stack(own, out=stacked)
         if self.stepper is not None and not self.stepper.begin(self.rows):
             self.stepper = None
 
@@ -251,7 +259,8 @@ class Cohort:
         rows = self._rows_of(done)
         with torch.no_grad():
             for name in [*self.names, *self.counted]:
-                stacked, owned = self.pairs[name]
+                stacked, whole = self.pairs[name]
+                owned = [seen(t, self.lines.get(name)) for t in whole]
                 if len(done) == len(stacked) and not any(track.best for track in done):
                     torch._foreach_copy_(owned, stacked)
                     continue
@@ -260,10 +269,18 @@ class Cohort:
                     for track, row in zip(done, rows, strict=True)
                 ]
                 torch._foreach_copy_([owned[row] for row in rows], sources)
-        if self.phase.keep is not None and self.optimisers is not None:
-            for track, row in zip(done, rows, strict=True):
-                node = track.job.node
-                node.remember(f"optimiser {self.phase.keep}", self.optimisers.state_of(row))
+        for track, row in zip(done, rows, strict=True):
+            node = track.job.node
+            named = dict(node.model.net.named_parameters()) if self.lines else {}
+            for name, lines in self.lines.items():
+                decay(named[name], lines, track.job.phase.optimiser, track.steps_done)
+            if self.phase.keep is not None and self.optimisers is not None:
+                kept = self.optimisers.state_of(row)
+                for path in kept if self.lines else ():
+                    name = path.rpartition("/")[0]
+                    if name in self.lines:
+                        kept[path] = put_back(kept[path], self.lines[name], named[name])
+                node.remember(f"optimiser {self.phase.keep}", kept)
 
     def _shrink(self) -> None:
         """Leave the rows behind that are done."""
@@ -299,5 +316,8 @@ def _tensors(node: Node) -> Tensors:
 
 
 @torch.no_grad()
-def _stacked(owned: Sequence[Tensors]) -> Tensors:
-    return {name: torch.stack([own[name] for own in owned]) for name in owned[0]}
+def _stacked(owned: Sequence[Tensors], lines: Mapping[str, Lines] | None = None) -> Tensors:
+    lines = lines or {}
+    return {
+        name: torch.stack([seen(own[name], lines.get(name)) for own in owned]) for name in owned[0]
+    }

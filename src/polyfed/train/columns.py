@@ -23,11 +23,10 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from polyfed.core.data import Split
 from polyfed.core.model import evaluating
 from polyfed.core.phase import Rule
 from polyfed.random import ambient
@@ -57,7 +56,9 @@ class Window(NamedTuple):
     @classmethod
     def of(cls, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair) -> Window:
         """Of a layer with filters (O, C, height, width)."""
-        return cls(_pair(tuple(weight.shape[2:])), _pair(stride), _pair(padding), _pair(dilation))
+        return cls(
+            as_pair(tuple(weight.shape[2:])), as_pair(stride), as_pair(padding), as_pair(dilation)
+        )
 
     def places(self, sides: Sequence[int]) -> tuple[int, int]:
         """How often it fits in the height and in the width of a picture."""
@@ -68,8 +69,11 @@ class Window(NamedTuple):
         return high, wide
 
 
+_PIXEL = Window((1, 1), (1, 1), (0, 0), (1, 1))
+
+
 @lru_cache
-def seeing(window: Window, sides: tuple[int, ...]) -> tuple[Window, tuple[slice, ...]]:
+def seeing(window: Window, sides: tuple[int, ...]) -> tuple[Window, tuple[slice, slice]]:
     """A window without the lines and columns that see nothing but padding, and which it has left.
 
     As where a filter of three by three, with padding, lies on a picture of one pixel.
@@ -86,8 +90,8 @@ def seeing(window: Window, sides: tuple[int, ...]) -> tuple[Window, tuple[slice,
     height, width = (own.stop - own.start for own in left)
     less = window._replace(size=(height, width), padding=(padding[0], padding[1]))
     if min(padding) < 0 or less.places(sides) != places:
-        return window, tuple(slice(0, k) for k in window.size)
-    return less, tuple(left)
+        return window, (slice(0, window.size[0]), slice(0, window.size[1]))
+    return less, (left[0], left[1])
 
 
 def by_columns(x: Tensor, *others: Any, **named: Any) -> bool:
@@ -152,14 +156,21 @@ def _factors(
     if width > numbers:
         parts.append(weight.new_zeros(len(weight), width - numbers))
     filters = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+    if width == x.shape[1] and window == _PIXEL:
+        return x.permute(0, 2, 3, 1).flatten(1, 2), filters
     if kernels is None:
         return _unfolded(x, window, width), filters
     return kernels.columns(x, window, width), filters
 
 
+def stacks_filters(device: torch.device) -> bool:
+    """Whether stacks of convolutions are computed by columns on such a device."""
+    return device.type in _DEVICES
+
+
 def laid_out(filters: Tensor) -> Tensor:
     """A stack of filters (rows, O, C, height, width) as products by columns read them."""
-    is_due = filters.dim() == 5 and filters.device.type in _DEVICES
+    is_due = filters.dim() == 5 and stacks_filters(filters.device)
     return filters.movedim(2, -1).contiguous().movedim(-1, 2) if is_due else filters
 
 
@@ -180,9 +191,9 @@ def _unfolded(x: Tensor, window: Window, width: int) -> Tensor:
 
 def max_pool2d(x: Tensor, size: Pair, *, stride: Pair | None, **how: Any) -> Tensor | None:
     """`functional.max_pool2d` of channels that are last in memory; None if there is no kernel."""
-    kernels, own = _kernels(x), _pair(size)
+    kernels, own = _kernels(x), as_pair(size)
     is_plain = how == {"padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
-    is_apart = own == _pair(size if stride is None else stride)
+    is_apart = own == as_pair(size if stride is None else stride)
     if kernels is None or not is_plain or not is_apart or x.dim() != 4 or x.stride(1) != 1:
         return None
     pooled: Tensor | None = kernels.max_pool(x, *own)
@@ -240,6 +251,18 @@ def _as_convolutions() -> Iterator[None]:
         products.allow_tf32 = before
 
 
+class Call(NamedTuple):
+    """A use of filters: what the columns take, the filters, and how they lie on the picture.
+
+    Without a window it is no convolution by columns.
+    """
+
+    size: float
+    weight: Tensor | None = None
+    window: Window | None = None
+    sides: tuple[int, ...] = ()
+
+
 class Columns:
     """Remembers what the columns of networks take."""
 
@@ -260,41 +283,63 @@ class Columns:
         phase, split = job.phase, training_split(job.node, job.phase)
         key = net, type(phase.objective), phase.parts, split.x.shape[1:]
         if key not in self._known:
-            self._known[key] = _for_one(job, split)
+            calls = noted(job)
+            self._known[key] = [math.inf] if calls is None else [call.size for call in calls]
         return [size * phase.batch_size(len(split)) for size in self._known[key]]
 
 
-def _for_one(job: Job, split: Split) -> list[float]:
-    """What the columns of every convolution of a job's objective take, for one sample."""
-    model, objective, noted = job.node.model, job.phase.objective, _Noted()
+def noted(job: Job) -> list[Call] | None:
+    """The convolutions of a job's objective, for one sample; None if that cannot be computed."""
+    model, objective, calls = job.node.model, job.phase.objective, _Noted()
     if isinstance(objective, Rule):
-        return [math.inf]
+        return None
+    split = training_split(job.node, job.phase)
     y = None if split.y is None else split.y[:1]
     chance = ambient(job.node.seed, "columns", device=split.x.device)
-    with chance, evaluating(model.net), noted:
+    with chance, evaluating(model.net), calls:
         try:
             objective(model, split.x[:1], y)
         except (RuntimeError, ValueError, TypeError):  # one sample, or no gradients, will not do
-            return [math.inf]
-    return noted.sizes
+            return None
+    return calls.found
 
 
-def _pair(given: Pair) -> tuple[int, int]:
+def as_pair(given: Pair) -> tuple[int, int]:
+    """Height and width."""
     first, *others = (given,) if isinstance(given, int) else given
     return first, others[0] if others else first
 
 
 class _Noted(TorchFunctionMode):
-    """Notes what the columns of every convolution would take."""
+    """Notes every convolution."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.sizes: list[float] = []
+        self.found: list[Call] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Note a convolution; do all as it is."""
+        """Note a convolution, and what else is done with parameters; do all as it is."""
         kwargs = kwargs or {}
+        if func is functional.conv2d and len(args) > 1:
+            self.found.append(_call(*args, **kwargs))
+            return func(*args, **kwargs)
         if func in _CONVOLUTIONS:
-            is_known = func is functional.conv2d
-            self.sizes.append(column_bytes(*args, **kwargs) if is_known else math.inf)
+            self.found.append(Call(math.inf))
+        used = (a for a in (*args, *kwargs.values()) if isinstance(a, nn.Parameter))
+        self.found += [Call(0, a) for a in used]
         return func(*args, **kwargs)
+
+
+def _call(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Pair = 1,
+    padding: Pair | str = 0,
+    dilation: Pair = 1,
+    groups: int = 1,
+) -> Call:
+    size = column_bytes(x, weight, bias, stride, padding, dilation, groups)
+    if isinstance(padding, str) or math.isinf(size):
+        return Call(size)
+    return Call(size, weight, Window.of(weight, stride, padding, dilation), tuple(x.shape[2:]))

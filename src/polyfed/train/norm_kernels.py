@@ -31,34 +31,45 @@ def forward(
     inside: Tensor | None,
     momentum: float,
     eps: float,
+    beside: Tensor | None = None,
+    rectify: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `norms._forward`."""
-    x = _last(x)
+    """As `norms.forward`."""
+    x, beside = _last(x), None if beside is None else _last(beside)
     y = torch.empty_like(x)
     mean, root = weight.new_empty(weight.shape), weight.new_empty(weight.shape)
     grid, shape = _shape(x)
     with compiling(), torch.cuda.device_of(x):
         _normalise[grid](
             x, y, weight.contiguous(), bias.contiguous(), mean, root,
-            kept_mean, kept_variance, _numbers(inside, x), momentum, eps, **shape,
+            kept_mean, kept_variance, _numbers(inside, x), momentum, eps, beside,
+            RECTIFY=rectify, **shape,
         )  # fmt: skip
     return y.movedim(-1, 2), mean, root
 
 
 def backward(
-    pull: Tensor, x: Tensor, weight: Tensor, mean: Tensor, root: Tensor, inside: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """As `norms._backward`."""
-    x, pull = _last(x), _last(pull)
+    pull: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    mean: Tensor,
+    root: Tensor,
+    inside: Tensor | None,
+    y: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `norms.backward`."""
+    x, pull, y = _last(x), _last(pull), None if y is None else _last(y)
+    passed = None if y is None else torch.empty_like(pull)
     of_x, of_weight = torch.empty_like(x), torch.empty_like(mean)
     of_bias = torch.empty_like(mean)
     grid, shape = _shape(x)
     with compiling(), torch.cuda.device_of(x):
         _pull_back[grid](
-            x, pull, weight.contiguous(), mean, root, _numbers(inside, x),
-            of_x, of_weight, of_bias, **shape,
+            x, pull, weight.contiguous(), mean, root, _numbers(inside, x), y,
+            of_x, of_weight, of_bias, passed, **shape,
         )  # fmt: skip
-    return of_x.movedim(-1, 2), of_weight, of_bias
+    of_beside = pull if passed is None else passed
+    return of_x.movedim(-1, 2), of_weight, of_bias, of_beside.movedim(-1, 2)
 
 
 def _last(x: Tensor) -> Tensor:
@@ -85,9 +96,9 @@ def _shape(x: Tensor) -> tuple[tuple[int, int], dict[str, Any]]:
 @triton.jit
 @no_type_check  # tests wrap what is checked, and no kernel survives that
 def _normalise(
-    x, y, weight, bias, mean, root, kept_mean, kept_variance, inside, momentum, eps,
+    x, y, weight, bias, mean, root, kept_mean, kept_variance, inside, momentum, eps, beside,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, PLACES: tl.constexpr, SAMPLES: tl.constexpr,
-    BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr, WIDE: tl.constexpr, RECTIFY: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64)
     channel = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
@@ -133,13 +144,18 @@ def _normalise(
         there = (row * HEIGHT + at)[:, None] * CHANNELS + channel[None, :]
         seen = (at < HEIGHT)[:, None] & is_one[None, :]
         apart = tl.load(x + there, mask=seen, other=0.0) - middle[None, :]
-        tl.store(y + there, apart * scale[None, :] + shift[None, :], mask=seen)
+        found = apart * scale[None, :] + shift[None, :]
+        if beside is not None:
+            found += tl.load(beside + there, mask=seen, other=0.0)
+        if RECTIFY:
+            found = tl.where(found < 0, 0.0, found)  # not a number stays that
+        tl.store(y + there, found, mask=seen)
 
 
 @triton.jit
 @no_type_check
 def _pull_back(
-    x, pull, weight, mean, root, inside, of_x, of_weight, of_bias,
+    x, pull, weight, mean, root, inside, y, of_x, of_weight, of_bias, passed,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, PLACES: tl.constexpr, SAMPLES: tl.constexpr,
     BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -158,6 +174,8 @@ def _pull_back(
         there = (row * HEIGHT + at)[:, None] * CHANNELS + channel[None, :]
         seen = (at < HEIGHT)[:, None] & is_one[None, :]
         g = tl.load(pull + there, mask=seen, other=0.0)
+        if y is not None:
+            g = tl.where(tl.load(y + there, mask=seen, other=0.0) > 0, g, 0.0)
         z = (tl.load(x + there, mask=seen, other=0.0) - middle[None, :]) * inverse[None, :]
         plain += tl.sum(g, 0)
         by_z += tl.sum(g * z, 0)
@@ -175,6 +193,10 @@ def _pull_back(
         there = (row * HEIGHT + at)[:, None] * CHANNELS + channel[None, :]
         seen = (at < HEIGHT)[:, None] & is_one[None, :]
         g = tl.load(pull + there, mask=seen, other=0.0)
+        if y is not None:
+            g = tl.where(tl.load(y + there, mask=seen, other=0.0) > 0, g, 0.0)
         z = (tl.load(x + there, mask=seen, other=0.0) - middle[None, :]) * inverse[None, :]
+        if passed is not None:
+            tl.store(passed + there, g, mask=seen)
         shared = plain[None, :] + z * by_z[None, :]
         tl.store(of_x + there, (g - counts[:, None] * shared) * scale[None, :], mask=seen)

@@ -25,8 +25,8 @@ from torch import Tensor
 from polyfed.core.phase import Optimiser
 from polyfed.errors import first_line
 from polyfed.train.columns import is_laid_out
-from polyfed.train.lanes import _strided
 from polyfed.train.track import Tensors
+from polyfed.train.unseen import seen
 
 if TYPE_CHECKING:
     from polyfed.train.cohort import Cohort
@@ -106,7 +106,7 @@ class Optimisers:
             for each in group.stretches:
                 for part, gradient in zip(each.parts, gradients, strict=True):
                     own = None if gradient is None else gradient[each.first : each.last]
-                    part.grad = _strided(own, part)
+                    part.grad = None if own is None else _as_lies(own, part)
             group.optimiser.step()
 
     def _of_first(self, count: int) -> list[_Group]:
@@ -216,6 +216,14 @@ def _has_kernel(device: torch.device) -> bool:
     return True
 
 
+def _as_lies(gradient: Tensor, part: Tensor) -> Tensor:
+    """A gradient as its part lies in memory, without a copy where they differ in name only."""
+    pairs = zip(gradient.stride(), part.stride(), part.shape, strict=True)
+    if all(own == other or size == 1 for own, other, size in pairs):
+        return gradient.as_strided(part.shape, part.stride())
+    return torch.empty_like(part, dtype=gradient.dtype).copy_(gradient)
+
+
 def _laid_as(part: Tensor, kept: Any) -> Any:
     """What an optimiser keeps of a part, as that lies in memory."""
     if not isinstance(kept, Tensor) or kept.shape != part.shape or kept.stride() == part.stride():
@@ -268,6 +276,11 @@ def _kept(cohort: Cohort, first: int, last: int, by_row: bool) -> State:
     for path in kept[0]:
         name, _, entry = path.rpartition("/")
         is_one = entry == "step" and not by_row
-        t = kept[0][path].clone() if is_one else torch.stack([own[path] for own in kept])
+        lines = None if entry == "step" else cohort.lines.get(name)
+        t = (
+            kept[0][path].clone()
+            if is_one
+            else torch.stack([seen(own[path], lines) for own in kept])
+        )
         state.setdefault(name, {})[entry] = t
     return state

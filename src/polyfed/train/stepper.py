@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from polyfed.train import columns, norms
 from polyfed.train.track import Job, Losses, Pool, Tensors, Track
+from polyfed.train.unseen import Lines, arguments
 
 if TYPE_CHECKING:
     from polyfed.train.cohort import Cohort
@@ -33,6 +34,7 @@ _FEW_ROWS = 8  # below, fewer of them take a GPU as long
 _REFUSALS = (RuntimeError, NotImplementedError, ValueError, TypeError)  # what vmap raises
 _IGNORED = -100  # a label that does not count, by torch's default
 _USUAL = {"ignore_index": _IGNORED, "label_smoothing": 0.0}  # of cross-entropy; else None
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _HIDDEN = (functional.linear, functional.conv1d, functional.conv2d, functional.conv3d)
 
 
@@ -186,6 +188,8 @@ class Stepper:
         gradients = torch.autograd.grad(losses.sum(), list(moving.values()))
         if cohort.optimisers is not None:
             cohort.optimisers.step(gradients, count)
+        if cohort.loss.counts:
+            torch._foreach_add_([resting[name] for name in cohort.loss.counts], 1)
         noted = losses.detach().to(self.losses.dtype).unsqueeze(1)
         self.losses[:count].index_copy_(1, self.at, noted)
         self.at += 1
@@ -198,6 +202,8 @@ class Loss(nn.Module):
         super().__init__()
         self.model, self.net = job.node.model, job.node.model.net
         self.objective: Any = job.phase.objective
+        self.lines: Mapping[str, Lines] = {}  # of filters that are there in part
+        self.counts: Sequence[str] = ()  # BatchNorm's counts of batches: who steps keeps them
 
     def forward(self, x: Tensor, y: Tensor | None, weight: Tensor | None) -> Tensor:
         """The mean loss, or the sum of the samples' losses times their weights."""
@@ -215,7 +221,8 @@ class Loss(nn.Module):
 
         def one(own: Tensors, x: Tensor, y: Tensor | None, weight: Tensor | None) -> Tensor:
             named = {f"net.{name}": t for name, t in own.items()}
-            with StackedLayers(weight):
+            lines = {id(own[name]): lines for name, lines in self.lines.items()}
+            with StackedLayers(weight, lines, {id(own[name]) for name in self.counts}):
                 loss: Tensor = functional_call(self, named, (x, y, weight))
             return loss
 
@@ -228,21 +235,33 @@ class StackedLayers(TorchFunctionMode):
     """Layers in the form that suits a stack.
 
     Linear layers as (W x')': then the gradient of W comes in W's own layout, without a copy; small
-    convolutions, and their pooling, by `columns`; BatchNorm by `norms`; cross-entropy as that of
-    more samples, for which vmap takes it apart. It also does autocast's work for the layers that
-    vmap takes apart before autocast sees them.
+    convolutions, and their pooling, by `columns`; BatchNorm, and ReLU after it, by `norms`;
+    cross-entropy as that of more samples, for which vmap takes it apart. It also does autocast's
+    work for the layers that vmap takes apart before autocast sees them.
 
     Args:
         weight: of the samples of a batch; those with none do not count for BatchNorm.
+        lines: of filters, by id, that are there in part: see `unseen`.
+        counts: BatchNorm's counts of batches, by id, which are kept elsewhere.
     """
 
-    def __init__(self, weight: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        weight: Tensor | None = None,
+        lines: Mapping[int, Lines] | None = None,
+        counts: Collection[int] = (),
+    ) -> None:
         super().__init__()
-        self.weight = weight
+        self.weight, self.lines, self.counts = weight, lines or {}, counts
+        self._then: dict[str, Any] = {}  # what is done with the next BatchNorm's output
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Replace what suits a stack in another form; leave all else."""
         kwargs = kwargs or {}
+        if func is functional.conv2d and len(args) > 1 and id(args[1]) in self.lines:
+            args, kwargs = arguments(self.lines[id(args[1])], *args, **kwargs), {}
+        if func is Tensor.add_ and id(args[0]) in self.counts:
+            return args[0]
         if func in _HIDDEN and args and torch.is_autocast_enabled(args[0].device.type):
             args = [a.bfloat16() if isinstance(a, Tensor) else a for a in args]
         if func is functional.conv2d and args and columns.by_columns(*args, **kwargs):
@@ -253,8 +272,12 @@ class StackedLayers(TorchFunctionMode):
                 return pooled
         if func is functional.batch_norm and kwargs.get("training"):
             how = {name: given for name, given in kwargs.items() if name != "training"}
-            inside = None if self.weight is None else (self.weight > 0).to(args[0].dtype)
-            return norms.batch_norm(*args, **how, inside=inside)
+            if self.weight is not None:
+                how["inside"] = (self.weight > 0).to(args[0].dtype)
+            how, self._then = {**how, **self._then}, {}
+            return norms.batch_norm(*args, **how)
+        if func is norms.rectified:
+            return self._rectified(*args)
         if func is functional.cross_entropy and _is_plain(*args, **kwargs):
             losses, counts = _losses(*args), args[1] != _IGNORED
             return losses if kwargs["reduction"] == "none" else losses.sum() / counts.sum()
@@ -265,6 +288,17 @@ class StackedLayers(TorchFunctionMode):
                 product = product + bias[0][:, None]
             return product.mT
         return func(*args, **kwargs)
+
+    def _rectified(self, norm: nn.Module, x: Tensor, beside: Tensor | None) -> Tensor:
+        """Of a BatchNorm that trains, in one step."""
+        if type(norm) not in _NORMS or not norm.training:
+            with self:
+                y: Tensor = norm(x)
+            return functional.relu(y if beside is None else y + beside)
+        self._then = {"beside": beside, "rectify": True}
+        with self:
+            done: Tensor = norm(x)
+        return done
 
 
 class _Losses(torch.autograd.Function):

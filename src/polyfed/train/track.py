@@ -51,7 +51,7 @@ class Track:
         self._epochs = iter(self.course)
         self._order, self._sizes = _NOTHING, list[int]()
         self._begun = 0  # batches of this epoch
-        self._num_epochs = self._taken = self._done = self._epoch_start = 0
+        self.steps_done = self._num_epochs = self._taken = self._epoch_start = 0
         self._losses: list[tuple[int, Losses, int]] = []
         if self.watch is not None and self.steps_left:
             self._next_epoch()
@@ -100,8 +100,8 @@ class Track:
     def add(self, losses: Losses, row: int) -> None:
         """What the steps that were taken came to, in this row."""
         kept = [each for each in self._losses if each[0] + each[1].count > self._epoch_start]
-        self._losses = [*kept, (self._done, losses, row)]
-        self._done += losses.count
+        self._losses = [*kept, (self.steps_done, losses, row)]
+        self.steps_done += losses.count
         self.steps_left -= losses.count
 
     def judge(self, loss: float, state: Tensors) -> None:
@@ -129,7 +129,7 @@ class Track:
             sizes, total = _weights(len(self._sizes), self._sizes[0], self._sizes[-1])
             losses = values[0] if len(values) == 1 else np.concatenate(values)
             mean = float(losses @ sizes / total)
-        return Fitted(self.job.phase.label, mean, self._num_epochs, self._done)
+        return Fitted(self.job.phase.label, mean, self._num_epochs, self.steps_done)
 
     def _next_epoch(self) -> None:
         order, self._sizes = next(self._epochs)
