@@ -434,7 +434,7 @@ def trained_on_digits(kind: Kind, model: Model) -> Model:
     phase = Phase(
         label="ssl",
         objective=objective(kind, views),
-        steps=60,
+        steps=120,
         batch=128,
         optimiser=Optimiser(lr=5e-3),
     )
@@ -444,11 +444,15 @@ def trained_on_digits(kind: Kind, model: Model) -> Model:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_without_labels_helps_to_tell_digits_apart(kind: Kind) -> None:
-    """Neighbours in the untrained encoder's features are right two times in three."""
+    """Neighbours in the untrained encoder's features are right two times in three.
+
+    By how much more after it depends on the draws and, in the last digits, on the processor: with
+    four draws it was .07 to .27.
+    """
     model = encoder(kind, norm=True)
     before = neighbours(model)
     trained_on_digits(kind, model)
-    assert neighbours(model) > before + 0.05
+    assert neighbours(model) > before + 0.04
     projected = outputs(model, digits()[1].x, "projector")
     assert not collapse_report(projected)["collapsed"]
 
