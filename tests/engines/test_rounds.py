@@ -24,7 +24,8 @@ from polyfed.engines.local import LocalEngine, Settings, drive
 from polyfed.engines.progress import Progress, shares
 from polyfed.record import Recorder
 from polyfed.testing.federations import stackable, tiny
-from polyfed.train.together import StackWarning, Trainer
+from polyfed.train.together import Done, StackWarning, Trainer
+from polyfed.train.track import Job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +191,44 @@ def steps(seed: int, rounds: int) -> Any:
 def test_runs_of_different_length_go_on_in_step() -> None:
     alone = [drive([steps(s, r)], Trainer("never"))[0] for s, r in ((0, 1), (1, 3))]
     assert drive([steps(0, 1), steps(1, 3)], Trainer("never")) == alone
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongStart(pf.Local):
+    """Local training; the first round has more phases, and another number of them for each seed."""
+
+    def local(self, node: Node) -> Iterable[Phase]:
+        extra = node.seed if "begun" not in node.memory else 0
+        node.memory["begun"] = torch.ones(())
+        for _ in range(1 + extra):
+            yield from super().local(node)
+
+
+class Counting(Trainer):
+    """Notes how many jobs are trained at a time."""
+
+    def __init__(self) -> None:
+        super().__init__("never")
+        self.jobs: list[int] = []
+
+    def train(self, jobs: Sequence[Job]) -> list[Done]:
+        self.jobs += [len(jobs)] if jobs else []
+        return super().train(jobs)
+
+
+def test_runs_meet_again_after_a_round_of_different_length() -> None:
+    """Else they would go on one phase apart, and equal networks would never train as one."""
+
+    def begin(seed: int) -> Any:
+        settings, silent = Settings(seed=seed), Progress()
+        method, star = LongStart(rounds=3, batch=8), topologies.make("star")
+        return LocalEngine(method, tiny(), star, settings, Recorder.in_memory(), silent).steps()
+
+    alone = [drive([begin(seed)], Trainer("never"))[0] for seed in range(3)]
+    trainer, nodes = Counting(), len(tiny())
+    assert drive([begin(seed) for seed in range(3)], trainer) == alone
+    start, first, later = [3 * nodes], [3 * nodes, 2 * nodes, nodes], [3 * nodes, 3 * nodes]
+    assert trainer.jobs == start + first + later
 
 
 def test_in_step_is_in_turn() -> None:

@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from polyfed.engines.local import Work
 from polyfed.engines.progress import Progress
 from polyfed.errors import ModelError
 from polyfed.studies import search as step
@@ -24,10 +25,10 @@ class Fake:
     def steps(self) -> Iterator[Any]:
         self.listener.begin("", len(self.curve) - 1)
         for tick, value in enumerate(self.curve):
-            yield []
+            yield Work(tick, [])
             self.ran.append(tick)
             self.listener.round_done(tick, {"a": value - 0.1, "b": value + 0.1})
-        yield []
+        yield Work(len(self.curve), [])
         return {"a": self.curve[-1]}
 
 

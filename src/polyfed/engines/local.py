@@ -81,7 +81,14 @@ class Settings:
         check.one_of(self, "precision", ("float32", "bfloat16"))
 
 
-Work = Sequence[Job] | Sequence[Exam]
+@dataclass(frozen=True)
+class Work:
+    """What a run asks for in one of its rounds."""
+
+    tick: int
+    asked: Sequence[Job] | Sequence[Exam]
+
+
 Steps = Generator[Work, Sequence[Done], T]
 
 
@@ -313,12 +320,12 @@ class LocalEngine:
         scores = yield from self._ask([Exam(views[name]) for name in names])
         return dict(zip(names, scores, strict=True))
 
-    def _ask(self, work: Work) -> Steps[list[Any]]:
+    def _ask(self, asked: Sequence[Job] | Sequence[Exam]) -> Steps[list[Any]]:
         """Have work done by whoever drives the run, and count its share of time as the run's."""
-        if not work:
+        if not asked:
             return []
         self._spent += time.perf_counter() - self._resumed
-        done = yield work
+        done = yield Work(self._tick, asked)
         self._resumed = time.perf_counter()
         self._spent += sum(each.seconds for each in done)
         return [each.result for each in done]
@@ -349,7 +356,11 @@ class LocalEngine:
 
 
 def drive(runs: Sequence[Steps[T]], trainer: Trainer) -> list[T]:
-    """Do the work of several runs, in step: what they ask for at the same time is done together."""
+    """Do the work of several runs, in step: what they ask for at the same time is done together.
+
+    No run is a round ahead of another: one whose round took fewer phases waits, so that its next
+    phases can be trained with those of the others.
+    """
     results: dict[int, T] = {}
     waiting: dict[int, Work] = {}
 
@@ -363,11 +374,11 @@ def drive(runs: Sequence[Steps[T]], trainer: Trainer) -> list[T]:
     for i in range(len(runs)):
         resume(i, None)
     while waiting:
-        jobs = [(i, job) for i, work in waiting.items() for job in work if isinstance(job, Job)]
-        exams = [
-            (i, exam) for i, work in waiting.items() for exam in work if isinstance(exam, Exam)
-        ]
-        done: dict[int, list[Done]] = {i: [] for i in waiting}
+        last = min(work.tick for work in waiting.values())
+        now = {i: work.asked for i, work in waiting.items() if work.tick == last}
+        jobs = [(i, job) for i, asked in now.items() for job in asked if isinstance(job, Job)]
+        exams = [(i, exam) for i, asked in now.items() for exam in asked if isinstance(exam, Exam)]
+        done: dict[int, list[Done]] = {i: [] for i in now}
         for (i, _), each in zip(jobs, trainer.train([job for _, job in jobs]), strict=True):
             done[i].append(each)
         for (i, _), each in zip(exams, trainer.examine([e for _, e in exams]), strict=True):

@@ -71,9 +71,9 @@ def batch_norm(
 def rectified(norm: nn.Module, x: Tensor, beside: Tensor | None = None) -> Tensor:
     """`relu(norm(x) + beside)`, of which a stack makes one step; for any network.
 
-    >>> rectified(nn.BatchNorm1d(1).eval(), torch.tensor([[-1.0], [2.0]]), torch.ones(2, 1))
-    tensor([[0.0000],
-            [3.0000]], grad_fn=<ReluBackward0>)
+    >>> norm = nn.BatchNorm1d(1, eps=0).eval()
+    >>> rectified(norm, torch.tensor([[-3.0], [2.0]]), torch.ones(2, 1)).tolist()
+    [[0.0], [3.0]]
     """
     if has_torch_function_unary(x):
         found: Tensor = handle_torch_function(rectified, (x,), norm, x, beside)
