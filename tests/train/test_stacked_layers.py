@@ -1,4 +1,4 @@
-"""Cross-entropy of a stack is that of more samples, where torch's vmap would take it apart."""
+"""Layers of a stack that torch's vmap would take apart, or do row by row."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -100,3 +100,22 @@ def test_a_row_alone() -> None:
     labels[1] = -100
     wanted = functional.cross_entropy(SCORES[0], labels, reduction="none")
     assert_same(_losses(SCORES[0], labels), wanted, SCORES)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_pooling_to_a_pixel_is_of_all_rows_at_once(
+    size: int,
+) -> None:
+    x = draw(3, 4, 2, 2, 8).permute(0, 1, 4, 2, 3).requires_grad_()  # channels last
+
+    def one(own: Tensor) -> Tensor:
+        with StackedLayers():
+            return nn.AdaptiveAvgPool2d(size)(own)
+
+    wanted = torch.stack([functional.adaptive_avg_pool2d(own, size) for own in x])
+    torch._C._functorch._set_vmap_fallback_enabled(size > 1)  # else it would only warn
+    try:
+        found = vmap(one)(x)
+    finally:
+        torch._C._functorch._set_vmap_fallback_enabled(True)
+    assert_same(found, wanted, x)
