@@ -513,22 +513,23 @@ def test_a_share_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not cohort._is_full(kept, there, 0.25)
 
 
-def test_stacks_of_a_learning_rate_that_has_passed_are_let_go(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("keep", [None, "here"])
+@pytest.mark.parametrize("settings", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("sizes", [[9, 9], [24, 8, 5]], ids=str)
+def test_a_stack_goes_on_with_another_learning_rate(
+    sizes: list[int], settings: str, keep: str | None
 ) -> None:
-    monkeypatch.setattr(cohort, "_is_full", lambda *_: False)  # as on a GPU with memory to spare
-    each, kept = phase(epochs=1), cohort.Kept()
-    groups = [nodes([8, 8]) for _ in range(3)]
-    sizes = []
-    for visit in range(20):
-        its = replace(each, optimiser=replace(each.optimiser, lr=0.1 / 2 ** (visit // 10)))
-        for group in groups:
-            fit_cohort([Job(n, its, ("v", visit)) for n in group], kept=kept)
-        sizes.append(len(kept))
-    assert sizes[:10] == [3] * 10  # each is used in every visit
-    assert max(sizes) == 6
-    assert sizes[-1] == 3
-    assert {c.settings[0].lr for c in kept.values()} == {0.05}
+    """As LI's do, whose rates fall every ten visits."""
+    its, kept, seen = SETTINGS[settings], cohort.Kept(), set()
+    alone, stacked = nodes(sizes), nodes(sizes)
+    for visit, factor in enumerate((1, 1, 0.25, 0.01, 1)):
+        each = phase(keep=keep, optimiser=replace(its, lr=its.lr * factor))
+        losses = [fit(n, each, "path", visit).loss for n in alone]
+        fitted = fit_cohort([Job(n, each, ("path", visit)) for n in stacked], kept=kept)
+        assert [f.loss for f in fitted] == pytest.approx(losses, rel=1e-4)
+        check(alone, stacked)
+        seen |= {id(c) for c in kept.values()}
+    assert len(seen) == 1
 
 
 @pytest.mark.parametrize("kind", ["Stepper", "DeferredStepper"])
@@ -729,16 +730,16 @@ def test_a_stack_is_lent_to_other_nodes(
                     torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     assert len(kept) == 1
     assert made == ["Cohort", "Stepper"]
-    slower = replace(each, optimiser=replace(each.optimiser, lr=1e-3), keep=None)
+    heavier = replace(each, optimiser=replace(each.optimiser, weight_decay=0.3), keep=None)
     for its, other, kind in (
         (each, 0, "another"),
         (each, 1, None),
         (each, 2, None),
-        (slower, 0, None),
+        (heavier, 0, None),
     ):
         fit_cohort([Job(n, its, ("v", 9)) for n in there[other]], kept=kept, kind=kind)
     fit_cohort([Job(n, each, ("v", 9)) for n in there[1]], kept=kept, kind="net")
-    fit_cohort([Job(n, slower, ("v", 9)) for n in there[2]], kept=kept, kind="net")
+    fit_cohort([Job(n, heavier, ("v", 9)) for n in there[2]], kept=kept, kind="net")
     assert made == ["Cohort", "Stepper"] * 7  # of another kind, or of none that is known
     assert len(kept) == 1
 

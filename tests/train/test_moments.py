@@ -133,6 +133,11 @@ def test_stacks(test: Callable[..., None], literal: Literal) -> None:
         cohorts.test_optimiser_settings_differ_by_row,
         partial(cohorts.test_a_stack_with_kept_optimisers_is_used_again, "adam"),
         *(partial(cohorts.test_equals_one_by_one, sizes, "adam") for sizes in cohorts.SIZES),
+        *(
+            partial(cohorts.test_a_stack_goes_on_with_another_learning_rate, sizes, "adam", keep)
+            for sizes in ([9, 9], [24, 8, 5])
+            for keep in (None, "here")
+        ),
     ],
 )
 def test_stacks_by_adam(test: Callable[..., None], literal: Literal) -> None:
@@ -156,6 +161,29 @@ def test_each_row_has_its_own_settings(settings: str, sizes: list[int], literal:
             for name, t in (n.model.state() | n.memory).items():
                 torch.testing.assert_close(t, states[name], rtol=1e-4, atol=1e-5, msg=name)
     assert set(literal.rows) == ({1, 2, 3, 4, 5} if sizes[0] == 40 else {1, 2, 5})
+
+
+@pytest.mark.parametrize("keep", [None, "here"])
+def test_steps_that_were_captured_have_another_learning_rate(
+    keep: str | None, literal: Literal
+) -> None:
+    """A CUDA graph has the rates' place in memory: they change there, for any number of rows."""
+    group, kept, before = [node(i, n) for i, n in enumerate([24, 12, 5])], Kept(), None
+    for visit, lr in enumerate((0.02, 0.01, 0.005)):
+        each = phase(optimiser=replace(ADAMS["adamw"], lr=lr), keep=keep)
+        fit_cohort([Job(n, each, ("p", visit)) for n in group], kept=kept)
+        (stack,) = kept.values()
+        assert stack.optimisers is not None
+        groups = [
+            *stack.optimisers.groups,
+            *(g for of in stack.optimisers._first.values() for g in of),
+        ]
+        rates = [g.optimiser.rates for g in groups]  # type: ignore[union-attr]
+        assert [len(t) for t in rates] == [3, 2, 1]
+        assert all(t[:, 0].tolist() == pytest.approx([lr] * len(t)) for t in rates)
+        now = [stack.stepper, *(t.data_ptr() for t in rates)]
+        assert now == (before or now)
+        before = now
 
 
 def made(settings: Sequence[Optimiser], change: Callable[[nn.Module], object] = id) -> Optimisers:
@@ -219,7 +247,7 @@ def test_what_has_no_gradient_stays_and_has_no_state(literal: Literal) -> None:
 def test_cuda_graphs_step_every_row_as_the_loop_does(
     settings: str, monkeypatch: pytest.MonkeyPatch, everywhere: None
 ) -> None:
-    """Two phases with a kept state, rows of unequal length, then one phase of the loop."""
+    """Two phases that keep states, rows of unequal length; one of the loop; one at another rate."""
     monkeypatch.setattr(stepper, "_FEW_ROWS", 2)
     sizes, device, kept = [160, 150, 100, 80, 60, 33, 20, 9], torch.device("cuda"), Kept()
     ours = [node(i, n).working_copy(0, device, {}) for i, n in enumerate(sizes)]
@@ -233,3 +261,7 @@ def test_cuda_graphs_step_every_row_as_the_loop_does(
     for n in ours:
         fit(n, each, "alone")
     unequal.compare(ours, each, 1, kept)
+    captured = dict(one.stepper.graphs)
+    unequal.compare(ours, replace(each, optimiser=replace(ADAMS[settings], lr=1e-4)), 1, kept)
+    assert list(kept.values()) == [one]
+    assert one.stepper.graphs == captured

@@ -225,7 +225,6 @@ def test_elsewhere_stacks_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_stack_that_is_lent_leaves_out_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cohort, "_KEPT", (1, 1))
-    monkeypatch.setattr(cohort, "_has_stale", lambda kept, device: False)
     monkeypatch.setattr(cohort, "_is_full", lambda kept, *_: len(kept) > 0)
     kept, phase = Kept(), replace(PHASE, epochs=None, steps=3)
     ours, theirs = [jobs(8, 8, 8, 8, phase=phase) for _ in range(2)]

@@ -11,8 +11,8 @@ are and they are half of all, the rest moves to a smaller stack.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -34,10 +34,6 @@ from polyfed.train.unseen import Lines, can_leave_out, decay, put_back, seeing_l
 _KEPT = (1, 6)  # stacks kept for later phases, on a CPU and on a GPU; there more if they are small
 _WORTH_A_CAPTURE = 1 << 13  # steps of rows that are done already: then a smaller stack is made
 _SMALL = 1 / 8  # as long as this part of its memory is not full, and as much of it is free
-_STALE = 2  # times as many phases as stacks are kept: one not used for so long is let go
-
-_phases = itertools.count()
-
 
 Kept = dict[tuple[Hashable, ...], "Cohort"]
 
@@ -82,10 +78,9 @@ def fit_cohort(
             cohort = Cohort(jobs, parameters, graph=graph and device.type == "cuda")
         cohort.begin(jobs)
         fitted = cohort.run()
-    cohort.used = next(_phases)
     if cohort.is_whole:
         kept[key] = cohort
-        while _is_full(kept, device, share, 1) or _has_stale(kept, device):
+        while _is_full(kept, device, share, 1):
             del kept[next(iter(kept))]
     return fitted
 
@@ -102,18 +97,14 @@ def _is_full(kept: Kept, device: torch.device, share: float, beyond: int = 0) ->
     return own > total * share * _SMALL or free < total * _SMALL
 
 
-def _has_stale(kept: Kept, device: torch.device) -> bool:
-    """Whether the first, the one used longest ago, is past use, as when the learning rate fell."""
-    used = [cohort.used for cohort in kept.values()]
-    most = _KEPT[device.type == "cuda"]
-    return len(used) > most and used[-1] - used[0] > _STALE * len(used)
-
-
 def _stack_key(jobs: Sequence[Job], kind: Hashable) -> tuple[Hashable, ...]:
-    """Equal for jobs that can use the same stack again; but for the first, for jobs like them."""
+    """Equal for jobs that can use the same stack again; but for the first, for jobs like them.
+
+    Learning rates may be others.
+    """
     phase = jobs[0].phase
     nodes: Hashable = tuple(id(j.node.model.net) for j in jobs)
-    rows = tuple((j.phase.optimiser, j.phase.batch) for j in jobs)
+    rows = tuple((replace(j.phase.optimiser, lr=1.0), j.phase.batch) for j in jobs)
     alike: Hashable = phase.objective, phase.parts, phase.split, phase.target, phase.keep
     return nodes, kind, rows, alike
 
@@ -161,9 +152,7 @@ class Cohort:
         self.moving = {name: stacked.pop(name).requires_grad_() for name in self.names}
         self.resting = stacked
         self._first: dict[int, tuple[Tensors, Tensors]] = {}
-        self.settings = [job.phase.optimiser for job in jobs]
         self.has_stepped, self.is_whole, self.is_lent = False, True, False
-        self.used = 0  # when last, counted in phases
         self.everyone: list[Track] = []
         self.stepper: Stepper | None = None
         self.optimisers: Optimisers | None = None
@@ -180,6 +169,7 @@ class Cohort:
         """A new phase of the same nodes: their tensors and tracks, optimisers new or kept."""
         self.everyone = [Track(job) for job in jobs]
         self.rows = list(self.everyone)
+        self.settings = [job.phase.optimiser for job in jobs]
         self.weighted = len({t.course.cuts for t in self.rows}) > 1
         if self.optimisers is None:
             self.optimisers = Optimisers(self)

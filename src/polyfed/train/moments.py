@@ -53,6 +53,10 @@ class StackedAdam:
         self.is_decoupled = settings[0].name == "adamw"
         self.rates = parts[0].new_tensor([[s.lr, s.weight_decay] for s in settings])
 
+    def settle(self, settings: Sequence[Optimiser]) -> None:
+        """Go on with other learning rates and decays; a CUDA graph of steps has them, too."""
+        self.rates.copy_(self.rates.new_tensor([[s.lr, s.weight_decay] for s in settings]))
+
     def step(self) -> None:
         """One step of every row.
 

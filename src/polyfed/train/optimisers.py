@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -137,10 +137,23 @@ class Optimisers:
     def begin(self, cohort: Cohort) -> bool:
         """Take what the nodes kept, else zeros, in place; False if new tensors had to be made."""
         cuts, states = self._found(cohort)
+        if self.in_one_pass:
+            self._settle(cuts)
         if cuts == self.cuts and self._takes(states):
             return True
         self._make(cohort.moving, cuts, states)
         return False
+
+    def _settle(self, cuts: Sequence[Cut]) -> None:
+        """Other settings of the same rows, in place, also where only the first of them go on."""
+        from polyfed.train.moments import StackedAdam
+
+        self.cuts = list(cuts)
+        ((settings, *_),), (group,) = self.cuts, self.groups
+        self.groups = [replace(group, stretches=[replace(group.stretches[0], settings=settings)])]
+        for each in itertools.chain(self.groups, *self._first.values()):
+            if isinstance(each.optimiser, StackedAdam):
+                each.optimiser.settle(settings[: len(each.optimiser.rates)])
 
     def _takes(self, states: Sequence[State]) -> bool:
         in_place = True
