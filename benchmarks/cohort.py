@@ -5,7 +5,8 @@
 Networks: `mlp` is 784-300-100-62 with batches of 180 (`--nodes`), `cnn` FedLinked's for CIFAR-10
 with batches of 87 (`--cnn`), `small` LI's with batches of ten and AdamW (`--small`), which on a GPU
 is stacked by columns (`train/columns.py`), `resnet` its ResNet-18, so too (`--resnet`); `a lane
-each` is what would be done without them.
+each` is what would be done without them, and `a stack of one`, of a single network, what a lane is
+preferred to.
 
 Every way trains the same phase through the library's own trainer (`Trainer.train`, what `pf.run`
 calls): SGD on made-up data of the shape named. Times are per step of all nodes, the median over
@@ -37,6 +38,7 @@ from polyfed.core.phase import Optimiser, Phase, cross_entropy
 from polyfed.models import conv_net, mlp, resnet18_224
 from polyfed.models.fedavg_cnn import fedavg_cnn
 from polyfed.train import together
+from polyfed.train.cohort import Kept, fit_cohort
 from polyfed.train.together import Trainer
 from polyfed.train.track import Job
 
@@ -84,6 +86,9 @@ def measure(
     if device.type == "cuda" and network in ("small", "resnet"):
         lanes = Trainer("always")
         ways["a lane each"] = (lambda steps: _train_lanes(lanes, jobs, steps), count)
+    if count == 1:  # what the trainer does not do for such networks
+        kept = Kept()
+        ways["a stack of one"] = (lambda steps: fit_cohort(_phase(jobs, steps), kept=kept), count)
     if network == "mlp":
         ways["bmm prototype"] = (prototype(count, device), count)
     times: dict[str, list[float]] = {way: [] for way in ways}
@@ -200,8 +205,12 @@ def matrix_rate(device: torch.device) -> float:
 
 def _train(trainer: Trainer, jobs: Sequence[Job], steps: int) -> None:
     """A phase of so many steps, as in a run: the trainer lives on from phase to phase."""
+    trainer.train(_phase(jobs, steps))
+
+
+def _phase(jobs: Sequence[Job], steps: int) -> list[Job]:
     phase = replace(jobs[0].phase, steps=steps)
-    trainer.train([Job(j.node, phase, j.path) for j in jobs])
+    return [Job(j.node, phase, j.path) for j in jobs]
 
 
 def _train_lanes(trainer: Trainer, jobs: Sequence[Job], steps: int) -> None:
