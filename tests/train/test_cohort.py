@@ -532,6 +532,28 @@ def test_a_stack_goes_on_with_another_learning_rate(
     assert len(seen) == 1
 
 
+def test_so_does_one_whose_first_updates_are_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its steps have the rates they were made with: they are made anew."""
+    monkeypatch.setattr(deferred, "_WIDE", 5)
+    alone, stacked = (
+        nodes([8, 8], lambda _: nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))) for _ in range(2)
+    )
+    for one, other in zip(alone, stacked, strict=True):
+        other.model.load(one.model.state())
+    kept, seen = cohort.Kept(), set()
+    for visit, lr in enumerate((0.1, 0.01, 0.05)):
+        its = Optimiser(name="sgd", lr=lr)
+        each = phase(epochs=1, objective=SquaredError(), batch=1, optimiser=its)
+        losses = [fit(n, each, "path", visit).loss for n in alone]
+        fitted = fit_cohort([Job(n, each, ("path", visit)) for n in stacked], kept=kept)
+        assert [f.loss for f in fitted] == pytest.approx(losses, rel=1e-4)
+        (stack,) = kept.values()
+        assert type(stack.stepper).__name__ == "DeferredStepper"
+        seen.add(id(stack))
+    check(alone, stacked)
+    assert len(seen) == 1
+
+
 @pytest.mark.parametrize("kind", ["Stepper", "DeferredStepper"])
 def test_a_stack_that_is_let_go_is_gone_at_once(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Not only when Python looks for cycles: on a GPU a stack holds gigabytes."""

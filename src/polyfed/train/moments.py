@@ -51,7 +51,8 @@ class StackedAdam:
         self.parts = list(parts)
         self.state = defaultdict[Tensor, dict[str, Tensor]](dict)
         self.is_decoupled = settings[0].name == "adamw"
-        self.rates = parts[0].new_tensor([[s.lr, s.weight_decay] for s in settings])
+        self.rates = parts[0].new_empty(len(settings), 2)
+        self.settle(settings)
 
     def settle(self, settings: Sequence[Optimiser]) -> None:
         """Go on with other learning rates and decays; a CUDA graph of steps has them, too."""

@@ -270,7 +270,7 @@ class StackedLayers(TorchFunctionMode):
             pooled = columns.max_pool2d(*args, **kwargs)
             if pooled is not None:
                 return pooled
-        if func is functional.adaptive_avg_pool2d and args[1] == 1:  # else a stack goes row by row
+        if func is functional.adaptive_avg_pool2d and args[1] in (1, (1, 1)):  # else row by row
             return args[0].mean((-2, -1), keepdim=True)
         if func is functional.batch_norm and kwargs.get("training"):
             how = {name: given for name, given in kwargs.items() if name != "training"}
