@@ -252,9 +252,6 @@ def test_stacks_are_not_made_of_them_unless_asked_for(
         return fit_cohort(jobs, **more)
 
     monkeypatch.setattr(together, "fit_cohort", seen)
-    monkeypatch.setattr(together, "measure", lambda _: True)
-    monkeypatch.setattr(together, "_WORTH_MEASURING", 1)
-    monkeypatch.setattr(together, "remembered", lambda _, ask: ask())
     nodes = [replace(node(), name=f"N{i}") for i in range(3)]
     Trainer(stack).train([Job(each, PHASE, ("path",)) for each in nodes])
     assert len(made) == stacks

@@ -591,6 +591,7 @@ def test_auto_measures_once_and_remembers(monkeypatch: pytest.MonkeyPatch, tmp_p
         return answer[0]
 
     monkeypatch.setattr(together, "measure", measured)
+    monkeypatch.setattr(together, "_on_gpu", lambda job: True)
     jobs = [Job(n, phase(steps=60), ("x",)) for n in nodes([9, 12])]
     assert groups(Trainer("auto"), jobs) == [[0, 1]]
     answer[0] = False
@@ -599,8 +600,21 @@ def test_auto_measures_once_and_remembers(monkeypatch: pytest.MonkeyPatch, tmp_p
     other = [Job(n, phase(steps=61), ("x",)) for n in nodes([9, 12])]
     assert groups(Trainer("auto"), other) == [[0], [1]]
     few = [Job(n, phase(steps=10), ("x",)) for n in nodes([9, 12])]
-    assert groups(Trainer("auto"), few) == [[0], [1]]
+    assert groups(Trainer("auto"), few) == [[0, 1]]
     assert len(asked) == 2
+
+
+def test_on_a_cpu_no_clock_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stack sums in another order: measured, the same seed could come to other numbers."""
+
+    def never(*args: Any) -> bool:
+        raise AssertionError("nothing is measured on a CPU, and no earlier answer is taken")
+
+    monkeypatch.setattr(together, "measure", never)
+    monkeypatch.setattr(together, "remembered", never)
+    for steps in (10, 60):
+        jobs = [Job(n, phase(steps=steps), ("x",)) for n in nodes([9, 12])]
+        assert groups(Trainer("auto"), jobs) == [[0], [1]]
 
 
 def test_a_measurement_changes_nothing() -> None:

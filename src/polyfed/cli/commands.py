@@ -80,7 +80,7 @@ Every = Annotated[int, typer.Option("--evaluate-every", help="rounds between eva
 Meets = Annotated[str | None, typer.Option("--topology", help="who meets; else the method's first")]
 Stacked = Annotated[
     Literal["auto", "always", "never"],
-    typer.Option("--stack", help="train equal networks as one computation; auto: if faster"),
+    typer.Option("--stack", help="train equal networks as one computation; auto: on a GPU"),
 ]
 Precise = Annotated[
     Literal["float32", "bfloat16"],

@@ -121,8 +121,8 @@ def run(
         device: cpu, cuda, cuda:0, ...
         evaluate_every: rounds between evaluations.
         absent: nodes that are away in a round: `{3: ["M1"]}`.
-        stack: train equal networks as one computation: "auto" (where a measurement says it is
-            faster), "always" or "never".
+        stack: train equal networks as one computation: "auto" (on a GPU, where a measurement
+            says it is faster), "always" or "never".
         precision: what networks compute in: "float32" or, on a GPU, "bfloat16" (parameters and
             everything outside the networks stay float32).
         fail: what breaks and when: "cut 0-1 @3; kill M2 @5; heal @8".

@@ -1,8 +1,9 @@
 """The work of many nodes: one by one, or what is alike as one computation.
 
 An engine hands over jobs that do not depend on each other; `Trainer` decides how they are done. By
-`auto`, a short measurement decides; its outcome is kept for the machine, so that a run repeated
-tomorrow is done the same way.
+`auto`, on a GPU a short measurement decides; its outcome is kept for the machine, so that a run
+repeated tomorrow is done the same way. On a CPU, whose runs are the same bits, no clock may decide:
+there `auto` trains one by one.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from polyfed.core.data import Split
 from polyfed.core.node import Node
 from polyfed.errors import first_line
 from polyfed.train.alike import exam_key, job_key, structure, why_alone
-from polyfed.train.by_sample import can_write_out
 from polyfed.train.cohort import Kept, fit_cohort, score_cohort
 from polyfed.train.columns import Columns
 from polyfed.train.evaluate import accuracy
@@ -71,7 +71,8 @@ class Trainer:
     """Does jobs and exams.
 
     Args:
-        stack: train what is alike as one: where it is faster (auto), wherever possible, or never.
+        stack: train what is alike as one: where it is faster on a GPU (auto), wherever possible,
+            or never.
         graph: use CUDA graphs where there is a GPU.
         share: of a GPU's memory, where others use it, too.
     """
@@ -207,16 +208,15 @@ class Trainer:
         return fitted
 
     def _is_better(self, jobs: Sequence[Job], key: tuple[Hashable, ...]) -> bool:
-        """Whether the stack is the faster way."""
+        """Whether the stack is the faster way; by `auto`, nothing is stacked on a CPU."""
         if self.stack == "always" or self._has_few_columns(jobs[0]):
             return self._pays.get(key, True)
+        if not _on_gpu(jobs[0]):
+            return False
         if key not in self._pays:
-            split = training_split(jobs[0].node, jobs[0].phase)
-            device = split.x.device
-            if can_write_out(jobs[0].node.model, jobs[0].phase, split):
-                return False
             if _num_steps(jobs[0]) < _WORTH_MEASURING:
-                return device.type == "cuda"
+                return True
+            device = training_split(jobs[0].node, jobs[0].phase).x.device
             net = structure(jobs[0].node.model.net)
             text = _text((net, *key[1:]), len(jobs), device)
             self._pays[key] = remembered(text, lambda: measure(jobs))
@@ -316,11 +316,9 @@ class Trainer:
 def measure(jobs: Sequence[Job]) -> bool:
     """Whether some of these jobs, on copies, take less time stacked than one by one."""
     jobs = jobs[:_MEASURED_ROWS]
-    on_gpu = _on_gpu(jobs[0])
-    steps, repeats = (40, 1) if on_gpu else (3, 3)
 
     def short(job: Job) -> Job:
-        phase = replace(job.phase, epochs=None, steps=steps, stop=None, walk=False)
+        phase = replace(job.phase, epochs=None, steps=40, stop=None, walk=False)
         node = replace(job.node, model=job.node.model.copy(), memory=dict(job.node.memory))
         return Job(node, phase, job.path)
 
@@ -329,19 +327,18 @@ def measure(jobs: Sequence[Job]) -> bool:
         "stack": lambda: fit_cohort(copies),
         "loop": lambda: fit(copies[0].node, copies[0].phase, *copies[0].path),
     }
-    best = dict.fromkeys(ways, float("inf"))
+    seconds: dict[str, float] = {}
     try:
-        for repeat in range(repeats + 1):  # the first warms up
+        for _ in range(2):  # the first warms up
             for way, go in ways.items():
                 started = time.perf_counter()
                 go()
-                if on_gpu:
+                if _on_gpu(jobs[0]):
                     torch.cuda.synchronize()
-                if repeat:
-                    best[way] = min(best[way], time.perf_counter() - started)
+                seconds[way] = time.perf_counter() - started
     except CannotStackError:  # the trainer will find out why, and say so
         return True
-    return best["stack"] < best["loop"] * len(jobs)
+    return seconds["stack"] < seconds["loop"] * len(jobs)
 
 
 def remembered(question: str, ask: Callable[[], bool]) -> bool:
