@@ -249,6 +249,19 @@ def test_list() -> None:
     text = call("experiments", "--out", "here").stdout
     assert "partly" in text
     assert "(seeds: 2 → 1" in text
+    assert "In here." in text
+
+
+def test_a_checkout_lists_what_came_out_there_until_there_are_results_of_ones_own() -> None:
+    short = ("--rounds", "1", "--seeds", "1")
+    call("reproduce", "tiny-table", *short, "--out", "docs/results")
+    text = call("experiments").stdout
+    assert "partly" in text
+    assert "In docs/results." in text
+    Path("results").mkdir()
+    text = call("experiments").stdout
+    assert "partly" not in text
+    assert "In results." in text
 
 
 def test_several_are_run_as_one_piece_of_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from polyfed.experiments.experiment import Experiment
     from polyfed.experiments.results import Results
 
+_OWN = Path("results")  # of whoever runs them
 ExperimentNames = Annotated[
     list[str] | None,
     typer.Argument(help="see: polyfed experiments; several share their work", metavar="NAME..."),
@@ -64,6 +65,10 @@ Trials = Annotated[int, typer.Option("--trials", help="settings tried for each m
 Tests = Annotated[int, typer.Option("--seeds", help="federations that each is tested on")]
 Held = Annotated[Path, typer.Option("--out", help="where to write; what is finished there is kept")]
 Out = Annotated[Path, typer.Option("--out", help="where to write; finished runs there are kept")]
+Kept = Annotated[
+    Path | None,
+    typer.Option("--out", help="folder of results; else results, or docs/results of a checkout"),
+]
 
 
 @app.command("reproduce", cls=Command)
@@ -81,7 +86,7 @@ def reproduce_command(
     device: Device = "cpu",
     precision: Precise = "float32",
     jobs: Jobs = 1,
-    out: Out = Path("results"),
+    out: Out = _OWN,
     as_json: AsJson = False,
     progress: Shown = None,
 ) -> None:
@@ -216,16 +221,21 @@ def _show(found: Sequence[Results], folders: Sequence[Path], as_json: bool) -> N
 
 @app.command("experiments", cls=Command)
 def experiments_command(
-    out: Out = Path("results"), write: WritePages = False, as_json: AsJson = False
+    out: Kept = None, write: WritePages = False, as_json: AsJson = False
 ) -> None:
     """List the tables and figures that can be reproduced, and what came of them in a folder.
 
-    Example: polyfed experiments --out docs/results
+    In a checkout of polyfed that is what came of them for us; your own go to results.
+
+    Example: polyfed experiments --out docs/results --pages
     """
     from polyfed import experiments
     from polyfed.cli import show
     from polyfed.experiments.index import write_pages
 
+    if out is None:
+        ours = Path("docs/results")
+        out = ours if ours.is_dir() and not _OWN.exists() else _OWN
     if write:
         typer.echo(f"written: {len(write_pages(out))} pages, {out / 'index.md'}", err=True)
         _write_wins(out)
@@ -239,7 +249,8 @@ def experiments_command(
         said = f"\n({shorten(why.removesuffix(')'), 100, placeholder=' ...')})" if why else ""
         rows.append({"name": entry["name"], "state": state, "shows": entry["what_it_shows"] + said})
     show.listing(rows)
-    typer.echo("The papers, the data they need, and all that was changed: --json.")
+    where = f"In {out}. " if out.is_dir() else ""
+    typer.echo(f"{where}The papers, the data they need, and all that was changed: --json.")
 
 
 def _write_wins(out: Path) -> None:
