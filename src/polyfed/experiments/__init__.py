@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from polyfed.experiments.experiment import Experiment
 
 FAMILIES = (
+    "fedlinked_whole",
     "fedlinked",
     "fedlinked_maps",
     "partial_averaging",

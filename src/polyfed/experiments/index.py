@@ -27,6 +27,7 @@ summaries beside them:
 _PAPERS = ("fedlinked", "partial-averaging", "fedfoa", "fedul", "li")
 _NOT_LISTED = {
     "FedLinked, Table 4.1": "sizes of the splits, which `tests/tasks/test_split.py` checks",
+    "FedLinked, Table 4.2": "who has which classes: `groups` of the tasks `cifar10` and `svhn`",
     "FedLinked, Tables 4.3 and 4.4": "hyper-parameters: see `polyfed.studies.spaces` and the "
     "recipes of the tasks `cifar10` and `svhn`",
     "FedLinked, Figures 4.2 and 4.3": "searches of hyper-parameters: `polyfed sweep` draws its own",
