@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +16,8 @@ from polyfed.experiments.results import FORMAT, Results
 
 QUICK = Quick(says="labels: 5 a digit", task_options={"labels": 5}, options={"rounds": 1})
 Make = Callable[..., Results]
+Value = Callable[[str, str, Any, str], float]  # of a panel, a series, a point and a figure
+Judge = Callable[..., dict[str, str]]
 
 
 def cell(series: str, method: str = "local", x: Any = None, **more: Any) -> Cell:
@@ -109,3 +112,30 @@ def results() -> Make:
         return Results(experiment, summary)
 
     return make
+
+
+@pytest.fixture
+def judged(results: Make) -> Judge:
+    """The verdict of every ordering of an experiment if its figures, with five seeds, were these.
+
+    Turned, every figure is 1 less the value, which turns all orderings round, of gains, too.
+    """
+
+    def judge(experiment: Experiment, value: Value, *, turned: bool = False) -> dict[str, str]:
+        def figure_of(cell: Cell, name: str) -> float:
+            found = value(cell.panel, cell.series, cell.x, name)
+            return 1 - found if turned else found
+
+        sides = [ref for claim in experiment.claims for ref in (claim.left, claim.right)]
+        refs = [*sides, *(ref.less for ref in sides if ref.less is not None)]
+        figures = {
+            (c.panel, c.series, c.x): {
+                ref.figure: [figure_of(c, ref.figure)] * 5 for ref in refs if ref.fits(c)
+            }
+            for c in experiment.cells
+            if any(ref.fits(c) for ref in refs)
+        }
+        made = replace(results(figures), experiment=experiment)
+        return {str(claim): each.word for claim, each in made.orderings().items()}
+
+    return judge

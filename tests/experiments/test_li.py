@@ -34,7 +34,7 @@ from polyfed.record import Ledger, Log
 
 ALL = {e.name: e for e in (*li.EXPERIMENTS, *li_more.EXPERIMENTS)}
 TABLE = ALL["li-table-1"]
-BEST = "best round"
+BEST, GLOBAL, SHARED = "best round", "global model", "shared layers"
 
 
 def panel(data: str, network: str, nodes: int, how: str) -> str:
@@ -76,7 +76,86 @@ def test_the_papers_own_numbers_fulfil_its_claims(name: str) -> None:
             left, right = (printed(str(text)).value for text in sides)
             assert left > right if claim.relation == ">" else abs(left - right) < claim.margin
             seen += 1
-    assert seen == {"li-table-1": 20, "li-figure-7-celeba": 1}.get(name, 0)
+    assert seen == {"li-table-1": 30, "li-figure-7-celeba": 1}.get(name, 0)
+
+
+# ---- what is claimed, put to the test with made-up figures ---------------------------------------
+
+
+def test_li_is_claimed_above_fedala_and_adamw_above_sgd_in_every_row(judged: Any) -> None:
+    def value(panel: str, series: str, x: Any, figure: str) -> float:
+        return printed(TABLE.published[Ref(series, figure, panel)]).value
+
+    assert list(judged(TABLE, value).values()) == ["holds"] * 30
+    assert list(judged(TABLE, value, turned=True).values()) == ["does not hold"] * 30
+    news = "AG News, fastText, 20 nodes, dirichlet, best round: "
+    assert {c.removeprefix(news) for c in judged(TABLE, value) if c.startswith(news)} == {
+        "LI above FedALA, SGD",
+        "LI above FedALA, AdamW",
+        "FedALA, AdamW above FedALA, SGD",
+    }
+
+
+def test_gains_are_claimed_everywhere_and_to_grow_as_nodes_differ_less(judged: Any) -> None:
+    gains = dict(zip(li_more.POINTS, (0.01, 0.02, 0.05, 0.1), strict=True))
+
+    def value(panel: str, series: str, x: str, figure: str) -> float:
+        alone = 0.8 - 3 * gains[x]  # all the lower
+        return alone + gains[x] * (series == "LI")
+
+    assert list(judged(ALL["li-figure-6"], value).values()) == ["holds"] * 14
+    assert list(judged(ALL["li-figure-6"], value, turned=True).values()) == ["does not hold"] * 14
+
+
+def test_the_optional_step_is_claimed_to_help_at_every_heterogeneity(judged: Any) -> None:
+    def value(panel: str, series: str, x: str, figure: str) -> float:
+        return 0.5 + 0.1 * (series == "with the optional step")
+
+    figure = ALL["li-figure-8"]
+    assert list(judged(figure, value).values()) == ["holds"] * 20
+    assert list(judged(figure, value, turned=True).values()) == ["does not hold"] * 20
+    said = judged(figure, lambda panel, series, x, f: value(panel, series, x, f) * (x != "0.1"))
+    places = [f"{panel} at 0.1, {f}" for panel in li_more.SETS for f in (SHARED, GLOBAL)]
+    assert {c.partition(":")[0] for c, word in said.items() if word != "holds"} == {*places}
+
+
+NINE = {"CIFAR-10": (0.4, 0.5, 0.6, 0.6), "CIFAR-100": (0.2, 0.3, 0.4, 0.5)}
+
+
+def of_figure_9(panel: str, series: str, x: Any, figure: str) -> float:
+    """As the text has it: very close to combined data at the last points only."""
+    if series == "combined data":
+        return NINE[panel][-1] + 0.01
+    return dict(zip(li_more.POINTS, NINE[panel], strict=True))[x] + 0.005 * (figure == SHARED)
+
+
+def test_one_model_for_all_is_claimed_as_the_text_has_it(judged: Any) -> None:
+    figure = ALL["li-figure-9"]
+    said = judged(figure, of_figure_9)
+    assert list(said.values()) == ["holds"] * 24
+    opposite = judged(figure, of_figure_9, turned=True)
+    assert [w for c, w in opposite.items() if "within" in c] == ["holds"] * (6 + 8)
+    assert [w for c, w in opposite.items() if "within" not in c] == ["does not hold"] * 10
+
+
+@pytest.mark.parametrize(
+    ("series", "figure", "count"),
+    [("combined data", "", 6), ("LI", "shared layers", 3 + 8), ("LI", "global model", 3 + 8)],
+)
+def test_what_is_far_from_another_is_not_very_close(
+    series: str, figure: str, count: int, judged: Any
+) -> None:
+    """At every heterogeneity the two accuracies of LI are claimed close, and to combined at 3."""
+
+    def value(panel: str, of: str, x: Any, name: str) -> float:
+        return of_figure_9(panel, of, x, name) + 0.1 * (of == series and figure in name)
+
+    said = judged(ALL["li-figure-9"], value)
+    assert sum(word == "does not hold" for word in said.values()) == count
+    assert all(word == "holds" for claim, word in said.items() if "above" in claim)
+
+
+# ---- settings ------------------------------------------------------------------------------------
 
 
 def test_cwt_is_beside_li_wherever_it_can_be() -> None:

@@ -101,6 +101,8 @@ def _utility_table(number: str, panel: str) -> Experiment:
             "The last round's coefficients belong to the representations sent in it, that is "
             "before its own training.",
             "The paper prints one value each, without a spread.",
+            "That the tasks' likeness shows on SVHN above all is between Tables 5.1 and 5.2, with "
+            "another eta each, and is not judged.",
             *NOTES,
         ),
     )
@@ -121,6 +123,7 @@ _ACCURACIES = {  # rows: nodes; columns: first, middle, last round, each federat
         "0.95 ± 0.004, 0.95 ± 0.005, 0.96 ± 0.008, 0.96 ± 0.003, 0.96 ± 0.007, 0.96 ± 0.003",
     ),
 }
+_EQUAL = ("M0 first", "M2 first", "M2 middle", "M2 last")  # on SVHN, as printed
 _COLUMNS = tuple((stage, series) for stage in STAGES for series in (LINKED, SEPARATED))
 
 
@@ -160,8 +163,17 @@ def _table_53() -> Experiment:
     def above(panel: str, figure: str) -> Claim:
         return Claim(Ref(LINKED, figure, panel), ">", Ref(SEPARATED, figure, panel))
 
-    at_every_stage = [above(panel, f"{MEAN} {stage}") for panel in TASKS for stage in STAGES]
-    for_every_node = [above(CIFAR10, f"{node} last") for node in NODES]
+    better = [
+        above(panel, f"{node} {stage}")
+        for panel in TASKS
+        for stage in STAGES
+        for node in (MEAN, *NODES)
+        if panel == CIFAR10 or f"{node} {stage}" not in _EQUAL
+    ]
+    easier = [
+        Claim(Ref(series, f"{MEAN} last", SVHN), ">", Ref(series, f"{MEAN} last", CIFAR10))
+        for series in (LINKED, SEPARATED)
+    ]
     return Experiment(
         name="fedlinked-table-5.3",
         title="FedLinked and separated learning",
@@ -173,12 +185,17 @@ def _table_53() -> Experiment:
         ],
         figures=stages,
         published=published,
-        claims=[*at_every_stage, *for_every_node],
+        claims=[*better, *easier],
         plot=Dots(figures=tuple(f"{n} {s}" for n in NODES for s in STAGES)),
         quick=QUICK,
         notes=(
             "First, middle and last are the rounds' own accuracies, before any rollback; `end` is "
             "after rollback. The middle of 7, 10 and 11 rounds is round 4, 5 and 6.",
+            "The text has FedLinked ahead at all stages of training. It is judged at every node, "
+            "but where SVHN's printed numbers are equal (M0 first, M2 throughout), and in the mean "
+            "over nodes, which the paper does not print.",
+            "That CIFAR-10 is harder to learn than SVHN is judged in the mean after the last "
+            "round.",
             "The number of runs behind the paper's standard deviations is not stated.",
             *NOTES,
         ),
@@ -216,10 +233,10 @@ def _table_61() -> Experiment:
         for node, row in zip((*NODES, MEAN), rows, strict=True)
         for series, text in zip((WITH, WITHOUT), row.split(", "), strict=True)
     }
-    better = [
-        Claim(Ref(WITH, node, CIFAR10), ">", Ref(WITHOUT, node, CIFAR10)) for node in (*NODES, MEAN)
-    ]
-    same = Claim(Ref(WITH, MEAN, SVHN), "~", Ref(WITHOUT, MEAN, SVHN), margin=0.01)
+    gain = Ref(WITH, MEAN, CIFAR10, less=Ref(WITHOUT, MEAN, CIFAR10))
+    each = (*NODES, MEAN)
+    better = [Claim(Ref(WITH, node, CIFAR10), ">", Ref(WITHOUT, node, CIFAR10)) for node in each]
+    same = [Claim(Ref(WITH, node, SVHN), "~", Ref(WITHOUT, node, SVHN), 0.01) for node in each]
     return Experiment(
         name="fedlinked-table-6.1",
         title="FedLinked with and without its transformation",
@@ -237,8 +254,8 @@ def _table_61() -> Experiment:
             for series, transform in ((WITH, True), (WITHOUT, False))
         ],
         figures=final,
-        published=published,
-        claims=[*better, same],
+        published={**published, gain: "0.035 ± 0.005"},
+        claims=[*better, *same],
         plot=Dots(),
         quick=QUICK,
         notes=(
@@ -247,6 +264,8 @@ def _table_61() -> Experiment:
             "print them: both of ours have those of Table 4.4.",
             "The spread the paper prints beside its mean over models is the mean of their spreads, "
             "which is more than the spread of the mean.",
+            "The text has an increase of 3 to 4 points on CIFAR-10, on average over the models: "
+            "0.035 ± 0.005 is that.",
             "The margin of the equality on SVHN, 0.01, is ours: a unit of what the paper prints.",
             *NOTES,
         ),
@@ -257,6 +276,12 @@ def _table_61() -> Experiment:
 
 SHARES = tuple(round(0.1 * tenth, 1) for tenth in range(1, 11))
 PRIVATE, LABELLED = "FedAvg, private data", "FedAvg, and all public data with labels"
+_SAID = {
+    CIFAR10: "The text has FedLinked ahead from a fifth of the public set on, of either FedAvg; of "
+    "a tenth it says nothing.",
+    SVHN: "The text has FedLinked ahead of FedAvg on the same private data, and names no share: it "
+    "is judged at each. Of FedAvg with public labels it says nothing.",
+}
 
 
 def _figure(number: str, panel: str) -> Experiment:
@@ -274,24 +299,26 @@ def _figure(number: str, panel: str) -> Experiment:
     alone = cell("fedavg-trunk", panel, maps=False, series=PRIVATE)
     labelled = {"label_public": True}
     helped = cell("fedavg-trunk", panel, maps=False, task_options=labelled, series=LABELLED)
-    above_helped = [
-        Claim(Ref(LINKED, MEAN, x=share), ">", Ref(LABELLED, MEAN))
+    claims = [
+        Claim(Ref(LINKED, MEAN, x=share), ">", Ref(other, MEAN))
+        for other in ((PRIVATE, LABELLED) if panel == CIFAR10 else (PRIVATE,))
         for share in SHARES
-        if panel == CIFAR10 and share >= 0.2
+        if panel == SVHN or share >= 0.2
     ]
-    above_alone = [Claim(Ref(LINKED, MEAN, x=share), ">", Ref(PRIVATE, MEAN)) for share in SHARES]
     return Experiment(
         name=f"fedlinked-figure-{number}",
         title=f"FedLinked and FedAvg by size of the public set, {panel}",
         paper=f"{PAPER}, Figure {number}",
         cells=[*sweep, alone, helped],
         figures=final,
-        claims=[*above_alone, *above_helped],
+        claims=claims,
         plot=Lines("share of the public set", "mean test accuracy", MEAN),
         quick=Quick(says=_SCALED, seeds=1, options=_FEW, points=(0.1, 1.0)),
         notes=(
             "FedAvg is that of the trunk, with fine-tuned heads. A node's head knows its own "
             "classes only, so it gets the labelled public images of these.",
+            _SAID[panel],
+            "That the gap is smaller on SVHN is between Figures 5.1 and 5.2, and is not judged.",
             "The paper's curves are means of three trainings; three cannot decide an ordering.",
             *NOTES,
         ),
