@@ -17,6 +17,7 @@ from polyfed.experiments.experiment import Cell, Experiment
 from polyfed.experiments.join import joined
 from polyfed.experiments.reproduce import reproduce
 from polyfed.experiments.results import Results
+from polyfed.tasks.embedded import Digits
 
 OWN = ("command", "date", "cells")  # of a piece
 
@@ -74,6 +75,21 @@ def test_cells_with_different_seeds(tmp_path: Path, whole: Path, table: Experime
     assert " of 1 |" in page  # the ordering, over the seed that both have
     filled = piece(table, tmp_path, only=[second], seeds=[1], join=True)
     assert_same(filled, whole, table)
+
+
+def test_a_piece_that_had_a_part_of_the_data_says_so(
+    tmp_path: Path, table: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (cell.label for cell in table.cells)
+    for seed, held in ((1, "9 of 10 digits"), (0, "")):
+        monkeypatch.setattr(Digits, "shortfall", lambda task, held=held: held)
+        found = piece(table, tmp_path, only=[first], seeds=[seed], join=True)
+    found = piece(table, tmp_path, only=[second], join=True)
+    assert [cell.get("shortfall") for cell in found["cells"]] == ["9 of 10 digits", None]
+    assert found["changed"] == ["task digits: 9 of 10 digits"]
+    monkeypatch.setattr(Digits, "shortfall", lambda task: "8 of 10 digits")
+    found = piece(table, tmp_path, only=[first], seeds=[0], join=True)
+    assert found["cells"][0]["shortfall"] == "8 of 10 digits and 9 of 10 digits"
 
 
 def test_a_sweep_whose_points_have_different_seeds(tmp_path: Path, sweep: Experiment) -> None:

@@ -20,6 +20,7 @@ from polyfed.experiments.results import Results
 from polyfed.experiments.runner import COMMIT_VARIABLE, Batch, commit, run_batches, run_cells
 from polyfed.record import Ledger, Log, checkpoint
 from polyfed.record.recorder import read_config
+from polyfed.tasks.embedded import Digits
 from polyfed.train import columns
 
 
@@ -363,6 +364,23 @@ def test_runs_of_several_commits_are_all_named(
         origin.unlink()  # killed between the end of a run and its note
     reproduce(alone, out=tmp_path, seeds=[0, 1])
     assert (read(tmp_path)["commit"], read(tmp_path)["device"]) == ("unknown", "cpu")
+
+
+def test_a_part_of_a_published_set_is_a_change(
+    tmp_path: Path, table: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as there:
+        there.setattr(Digits, "shortfall", lambda task: "12 of 60 digits")
+        reproduce(table, out=tmp_path, seeds=[0, 1])
+    for origin in tmp_path.glob("runs/*/*/origin.json"):
+        origin.unlink()  # killed between the end of a run and its note
+    reproduce(table, out=tmp_path, seeds=[0, 1])  # finished runs are read, not their files
+    summary = read(tmp_path)
+    assert summary["changed"] == ["task digits: 12 of 60 digits"]
+    assert [cell["shortfall"] for cell in summary["cells"]] == ["12 of 60 digits"] * 2
+    page = (tmp_path / "tiny-table" / "page.md").read_text()
+    assert "Changed from the paper's setting:\n\n- task digits: 12 of 60 digits\n" in page
+    assert Results.read(tmp_path / "tiny-table" / "summary.json").state.startswith("partly (task")
 
 
 # ---- the gate ------------------------------------------------------------------------------------

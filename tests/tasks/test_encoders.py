@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,16 @@ def test_cifar_has_the_papers_networks(monkeypatch: pytest.MonkeyPatch, tmp_path
     x = nodes[0].data["train"].x
     assert x.dtype == torch.float32
     assert -1 <= float(x.min()) < -0.9 < 0.9 < float(x.max()) <= 1
+
+
+@pytest.mark.parametrize(("whole", "said"), [(60, "50 of 60 images"), (50, ""), (0, "")])
+def test_a_part_of_a_set(
+    whole: int, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where the size of the whole set is not known, nothing is said."""
+    monkeypatch.setattr(files, "cifar10", lambda folder: replace(cifar(50), whole=whole))
+    assert Cifar10Encoders(data=tmp_path).shortfall() == said
+    assert make("digits", {}).shortfall() == ""  # no files
 
 
 def test_a_quick_look_at_cifar_is_small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

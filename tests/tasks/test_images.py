@@ -237,6 +237,7 @@ def test_table_4_1(task: Any, want: list[list[int]], public: int) -> None:
     nodes = task.nodes(0)
     assert [sizes(n) for n in nodes] == want
     assert len(nodes[0].data["public"]) == public
+    assert task.shortfall() == ""
     for node, group in zip(nodes, task.groups, strict=True):
         assert len(node.classes) == len(group)
 
@@ -244,7 +245,9 @@ def test_table_4_1(task: Any, want: list[list[int]], public: int) -> None:
 @real
 @pytest.mark.real_data
 def test_mnist_for_real() -> None:
-    nodes = tasks.mnist(num_nodes=20).nodes(0)
+    task = tasks.mnist(num_nodes=20)
+    assert task.shortfall() == ""
+    nodes = task.nodes(0)
     assert len(nodes) == 20
     assert len(nodes[0].data["public"]) == 7000
     assert sum(len(n.data[s]) for n in nodes for s in PRIVATE if s in n.data) == 63_000

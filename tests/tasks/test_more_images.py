@@ -71,6 +71,11 @@ def test_cifar100_by_dirichlet(cifar: Path) -> None:
     assert parameters == 878_538 + 513 * 90  # 100 outputs in place of 10
 
 
+def test_a_part_of_a_set_is_known_by_its_size(cifar: Path, letters: Path) -> None:
+    assert Cifar100(data=cifar).shortfall() == "2,000 of 60,000 images"
+    assert Letters(data=letters).shortfall() == ""  # published in more than one size
+
+
 def test_ten_nodes_with_ten_classes_of_their_own(cifar: Path) -> None:
     task = Cifar100(data=cifar, num_nodes=10, partition="pathological:10", heads="own", public=0)
     nodes = task.nodes(0)

@@ -53,6 +53,10 @@ def test_dirichlet(news: Path) -> None:
     assert sum(p.numel() for p in model.parameters()) == rows * 32 + 32 * 4 + 4
 
 
+def test_a_part_of_the_texts_is_known_by_its_size(news: Path) -> None:
+    assert AgNews(data=news).shortfall() == "600 of 127,600 texts"
+
+
 def test_without_validation_it_is_three_quarters_and_one(news: Path) -> None:
     nodes = AgNews(data=news, num_nodes=3, partition="iid", validation=0).nodes(0)
     for node in nodes:

@@ -173,6 +173,8 @@ def _of_seeds(entries: Sequence[Entry]) -> dict[str, Any]:
     found |= {name: [e[name] for e in entries] for name in _BY_SEED}
     if any("faults" in e for e in entries):
         found["faults"] = [e.get("faults", {}) for e in entries]
+    short = dict.fromkeys(e["shortfall"] for e in entries if "shortfall" in e)
+    found |= {"shortfall": " and ".join(short)} if short else {}
     kept = [e["kept"] for e in entries if "kept" in e]
     return found | {"kept": kept[0]} if kept else found
 

@@ -27,7 +27,14 @@ from polyfed.experiments.experiment import Cell, Experiment, Picture, Rounds
 from polyfed.experiments.join import COMPUTES, earlier, joined, label_of, lent
 from polyfed.experiments.page import page
 from polyfed.experiments.results import FORMAT, Results, folder_of, seeds_of
-from polyfed.experiments.runner import ORIGIN, Batch, do_batches, options_of, run_cells
+from polyfed.experiments.runner import (
+    ORIGIN,
+    Batch,
+    do_batches,
+    options_of,
+    run_cells,
+    shortfall,
+)
 from polyfed.record.files import write_text
 
 
@@ -111,9 +118,11 @@ def reproduce(
     there = {label_of(entry): entry for entry in summary["cells"]}
     present = [cell for cell in every if cell.label in there]
     summary["cells"] = [there[cell.label] for cell in present]
+    parts = [f"task {e['task']}: {e['shortfall']}" for e in summary["cells"] if "shortfall" in e]
     counts = [len(seeds_of(summary, entry)) for entry in summary["cells"]]
     summary["changed"] = [
         *([f"data: {experiment.instead}"] if experiment.instead else []),
+        *dict.fromkeys(parts),
         *experiment.changes(present, *counts, quick=quick),
         *([] if precision == "float32" else [f"{COMPUTES}{precision}"]),
         *(f"not run, for want of files: {_rows(every, t)}" for t in summary.get("left_out", ())),
@@ -198,6 +207,7 @@ def _entry(experiment: Experiment, cell: Cell, runs: Sequence[Run]) -> dict[str,
     by_seed = [experiment.figures(r) for r in runs]
     spec = experiment.plot
     kept = {"kept": spec.keep(runs[0])} if isinstance(spec, Picture) else {}
+    short = " and ".join(dict.fromkeys(filter(None, map(shortfall, runs))))
     faults = [dict(Counter(fault["fault"] for fault in r.faults)) for r in runs]
     return {
         "panel": cell.panel,
@@ -212,6 +222,7 @@ def _entry(experiment: Experiment, cell: Cell, runs: Sequence[Run]) -> dict[str,
         "bytes_sent_per_node": [
             statistics.fmean([r.ledger.bytes_sent(n) for n in r.accuracy] or [0]) for r in runs
         ],
+        **({"shortfall": short} if short else {}),
         **({"faults": faults} if any(faults) else {}),
         **kept,
     }

@@ -45,6 +45,7 @@ _IN_STEP = 48  # runs in step on a GPU: more fill its memory and not its time
 _APART = {True: 10.0, False: 60.0}  # seconds between checkpoints, on a CPU: rounds may be short
 AFTER = "after.json"  # in a run folder: figures of its trained nodes
 ORIGIN = "origin.json"  # in a run folder: by which commit and on which device it was run
+SHORTFALL = "shortfall.txt"  # in a run folder: what part of the published set there was, if not all
 
 
 @dataclass(frozen=True)
@@ -197,11 +198,13 @@ def _run_group(
 ) -> None:
     apart = _APART[settings["device"] == "cpu"]
     federations: dict[tuple[int, str], Sequence[Node]] = {}
+    shortfalls: dict[tuple[int, str], str] = {}
     moved: dict[int, Any] = {}
     begun = []
     for job, shown in zip(jobs, shares(progress, len(jobs)), strict=True):
         if _federation(job) not in federations:
             federations[_federation(job)] = job.task.nodes(job.seed)
+            shortfalls[_federation(job)] = job.task.shortfall()
         shown.title = f"{place}{job.label} seed {job.seed}"
         begun.append(
             begin(
@@ -217,6 +220,8 @@ def _run_group(
                 **settings,
             )
         )
+        if short := shortfalls[_federation(job)]:
+            write_text(job.folder / SHORTFALL, short + "\n")
     origin = {"commit": commit(), "device": _device(str(settings["device"]))}
     for job, done in zip(jobs, finish_together(begun, share), strict=True):
         if job.after is not None:
@@ -228,6 +233,12 @@ def figures_after(run: Run) -> dict[str, float]:
     """What was computed from the trained nodes of a run; nothing where that was not asked for."""
     path = (run.folder or Path()) / AFTER
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def shortfall(run: Run) -> str:
+    """What part of the published set a run had; empty if all of it."""
+    path = (run.folder or Path()) / SHORTFALL
+    return path.read_text(encoding="utf-8").strip() if path.exists() else ""
 
 
 def _jobs(batch: Batch, folder: Path, data: Path | None, settings: dict[str, Any]) -> list[_Job]:

@@ -34,7 +34,7 @@ from polyfed.random import stream
 from polyfed.tasks import files, more_files
 from polyfed.tasks.embedded import CLASSES, UNLABELLED, moved_digits
 from polyfed.tasks.files import Images, official_split
-from polyfed.tasks.task import Task, data_folder, node_names, shortened
+from polyfed.tasks.task import Task, data_folder, node_names, part_of, shortened
 from polyfed.train.kinds import with_hub
 
 Recipe = Mapping[str, Any]
@@ -185,6 +185,11 @@ class PublishedEncoders(EncodersTask):
     def pools(self) -> Pools:
         """The official train and test images."""
         return _pools(self.read, data_folder(self.data, self.name), self.quick)
+
+    def shortfall(self) -> str:
+        """How many of the published images are in the folder, if not all."""
+        images = self.read(data_folder(self.data, self.name))
+        return part_of(len(images.y), images.whole, "images")
 
     def _make(self, kind: str, image: tuple[int, int, int], classes: int) -> nn.Module:
         return self.kinds[kind](image, classes, **({"width": TINY} if self.quick else {}))

@@ -69,6 +69,7 @@ class Images:
         num_train: The first so many are the official train images.
         writers: Who wrote each digit, -1 where that is not known; None where nothing is known.
         totals: Class totals of the whole set, where `x` is only a pool drawn from it.
+        whole: How many images were published; 0 where that is not known or `x` is such a pool.
     """
 
     x: UInt8[Tensor, "n c h w"]
@@ -77,6 +78,7 @@ class Images:
     num_train: int
     writers: Int64[Tensor, " n"] | None = None
     totals: tuple[int, ...] | None = None
+    whole: int = 0
 
 
 def official_split(images: Images) -> tuple[Int64[Tensor, " train"], Int64[Tensor, " test"]]:
@@ -99,7 +101,8 @@ def cifar10(folder: Path) -> Images:
         if size != max(sizes):
             damaged(path, f"{size} images, expected {max(sizes)} as in the other batches", _CIFAR10)
     x, y = (torch.from_numpy(np.concatenate(part)) for part in zip(*batches, strict=True))
-    return Images(x.reshape(-1, 3, 32, 32), y.long(), CIFAR10_CLASSES, num_train=sum(sizes[:-1]))
+    x, y = x.reshape(-1, 3, 32, 32), y.long()
+    return Images(x, y, CIFAR10_CLASSES, num_train=sum(sizes[:-1]), whole=60_000)
 
 
 def svhn(folder: Path) -> Images:
@@ -108,9 +111,9 @@ def svhn(folder: Path) -> Images:
     if len(paths) == 1:
         return _svhn_pool(paths[0])
     (x_train, y_train), (x_test, y_test) = map(_svhn_mat, paths)
-    x = np.ascontiguousarray(np.concatenate([x_train, x_test]))
-    y = np.concatenate([y_train, y_test])
-    return Images(torch.from_numpy(x), torch.from_numpy(y).long(), DIGITS, num_train=len(y_train))
+    x = torch.from_numpy(np.ascontiguousarray(np.concatenate([x_train, x_test])))
+    y = torch.from_numpy(np.concatenate([y_train, y_test])).long()
+    return Images(x, y, DIGITS, num_train=len(y_train), whole=99_289)
 
 
 def mnist(folder: Path) -> Images:
@@ -124,7 +127,7 @@ def mnist(folder: Path) -> Images:
     x = torch.from_numpy(np.concatenate([x_train, x_test]))[:, None]
     y = torch.from_numpy(np.concatenate([y_train, y_test])).long()
     writers = _writers(paths[0].parent / "writers.npz", (len(y_train), len(y_test)))
-    return Images(x, y, DIGITS, num_train=len(y_train), writers=writers)
+    return Images(x, y, DIGITS, num_train=len(y_train), writers=writers, whole=70_000)
 
 
 # ---- the sets ------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from polyfed.tasks.deal import deal
 from polyfed.tasks.files import Images
 from polyfed.tasks.partition import parse
 from polyfed.tasks.split import fedlinked_split
-from polyfed.tasks.task import Task, data_folder, node_names, shortened
+from polyfed.tasks.task import Task, data_folder, node_names, part_of, shortened
 
 FEDLINKED = "fedlinked"
 _QUICK_SHARE = 12
@@ -118,6 +118,11 @@ class ImageTask(Task):
             split = fedlinked_split(images.y, self.groups, generator, totals=images.totals)
             return self._assemble(seed, images, split.nodes, split.public)
         return self._partitioned(seed, images, generator)
+
+    def shortfall(self) -> str:
+        """How many of the published images are in the folder, if not all."""
+        images = _cached(self.read, data_folder(self.data, self.name))
+        return part_of(len(images.y), images.whole, "images")
 
     def recipe(self, method: str) -> Recipe:
         """Settings that suit the images; for CIFAR-10 and SVHN those of FedLinked's Table 4.4."""

@@ -68,7 +68,7 @@ def cifar100(folder: Path) -> Images:
     (x_train, y_train), (x_test, y_test) = map(_cifar100_half, paths)
     x = torch.from_numpy(np.concatenate([x_train, x_test])).reshape(-1, 3, 32, 32)
     y = torch.from_numpy(np.concatenate([y_train, y_test])).long()
-    return Images(x, y, CIFAR100_CLASSES, num_train=len(y_train))
+    return Images(x, y, CIFAR100_CLASSES, num_train=len(y_train), whole=60_000)
 
 
 def _cifar100_half(path: Path) -> tuple[Bytes, Bytes]:

@@ -20,7 +20,7 @@ from polyfed.random import stream
 from polyfed.tasks import text
 from polyfed.tasks.deal import deal
 from polyfed.tasks.partition import parse
-from polyfed.tasks.task import Task, data_folder, node_names, shortened
+from polyfed.tasks.task import Task, data_folder, node_names, part_of, shortened
 from polyfed.tasks.text import Texts
 
 _QUICK_SHARE = 12
@@ -80,6 +80,11 @@ class AgNews(Task):
             data = Data(may_miss_classes=True, **pairs)
             nodes.append(Node(name, data, self.network(seed, name, make), texts.classes))
         return nodes
+
+    def shortfall(self) -> str:
+        """How many of the published texts are in the folder, if not all."""
+        texts = _cached(data_folder(self.data, self.name), self.length, self.min_count)
+        return part_of(len(texts.y), texts.whole, "texts")
 
     def recipe(self, method: str) -> Mapping[str, Any]:
         """Settings that suit a mean of embeddings."""

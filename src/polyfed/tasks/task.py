@@ -43,6 +43,10 @@ class Task(ABC):
         """Hyper-parameters of a method that suit this task; empty for the method's own."""
         return {}
 
+    def shortfall(self) -> str:
+        """What part of the published set there is, in a few words; empty if all of it."""
+        return ""
+
     def network(self, seed: int, node: str, make: Callable[[], nn.Module]) -> Model:
         """A network with children `trunk` and `head`, initialised from a named stream."""
         owner = (node,) if self.init == "own" else ()
@@ -53,6 +57,15 @@ class Task(ABC):
 def shortened(recipe: Mapping[str, Any], quick: Mapping[str, Any]) -> dict[str, Any]:
     """A recipe with the quick values of the options it has."""
     return {**recipe, **{name: quick[name] for name in recipe.keys() & quick.keys()}}
+
+
+def part_of(held: int, whole: int, what: str) -> str:
+    """How much of a published set is held; empty if all of it, or if its size is not known.
+
+    >>> part_of(12_000, 60_000, "images"), part_of(60_000, 60_000, "images"), part_of(9, 0, "texts")
+    ('12,000 of 60,000 images', '', '')
+    """
+    return f"{held:,} of {whole:,} {what}" if held < whole else ""
 
 
 def data_folder(given: Path | None, task: str) -> Path:

@@ -51,6 +51,7 @@ class Texts:
         classes: Name of each label.
         vocabulary: Word of each number.
         num_train: The first so many are the official train texts.
+        whole: How many texts were published.
     """
 
     x: Int64[Tensor, "n length"]
@@ -58,6 +59,7 @@ class Texts:
     classes: tuple[str, ...]
     vocabulary: tuple[str, ...]
     num_train: int
+    whole: int
 
 
 def agnews(folder: Path, *, length: int = 64, min_count: int = 2) -> Texts:
@@ -74,7 +76,8 @@ def agnews(folder: Path, *, length: int = 64, min_count: int = 2) -> Texts:
     (train, y_train), (test, y_test) = map(_rows, paths)
     known = vocabulary(train, min_count)
     x = numbers([*train, *test], known, length)
-    return Texts(x, torch.tensor(y_train + y_test), CLASSES, known, num_train=len(train))
+    y = torch.tensor(y_train + y_test)
+    return Texts(x, y, CLASSES, known, num_train=len(train), whole=127_600)
 
 
 def words(text: str) -> Words:
