@@ -267,6 +267,19 @@ def test_a_figure_less_another_has_the_seeds_of_both(results: Make) -> None:
     assert (judged.word, judged.seeds, judged.difference) == ("holds", 5, pytest.approx(0.04))
 
 
+def test_a_loss_of_more_than_half_is_a_claim_of_a_share(results: Make) -> None:
+    half = Ref("a", x=0.0, times=0.5)
+    claims = [Claim(half, ">", Ref("a", x=x)) for x in (1.0, 2.0)]
+    assert str(claims[0]) == "a: at 0, times 0.5 above at 1"
+    values = [0.8, 0.6, 0.7, 0.5, 0.9]
+    cells = {0.0: values, 1.0: [0.49 * v for v in values], 2.0: [0.51 * v for v in values]}
+    made = results({("", "a", x): {"accuracy": found} for x, found in cells.items()}, claims=claims)
+    assert made.values(half) == pytest.approx([0.4, 0.3, 0.35, 0.25, 0.45])
+    gain = replace(half, less=Ref("a", x=1.0))  # the factor is of the first alone
+    assert made.values(gain) == pytest.approx([0.01 * v for v in values])
+    assert [each.word for each in made.orderings().values()] == ["holds", "does not hold"]
+
+
 def test_a_mean_over_points_is_over_the_seeds_that_all_of_them_have(results: Make) -> None:
     cells = {
         ("a", 1.0): some(0, 1, 2, 3, 4, 5),

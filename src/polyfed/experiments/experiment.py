@@ -76,6 +76,7 @@ class Ref:
         panel: data set or variant.
         x: point of the line.
         less: another figure that is taken off it, for what is claimed of a gain.
+        times: what it is multiplied by before that, for what is claimed of a share.
     """
 
     series: str = ""
@@ -83,6 +84,7 @@ class Ref:
     panel: str = ""
     x: float | str | None = None
     less: Ref | None = None
+    times: float = 1.0
 
     def fits(self, cell: Cell) -> bool:
         """Whether this is about that cell."""
@@ -90,10 +92,11 @@ class Ref:
         return here and self.x in (None, cell.x)
 
     def parts(self) -> tuple[str, ...]:
-        """Panel, series, point, figure and what it is less, as text; empty where there is none."""
+        """Panel, series, point, figure, factor and what it is less; empty where there is none."""
         figure = "" if self.figure == ACCURACY else self.figure
+        times = "" if self.times == 1 else f"times {self.times:g}"
         less = "" if self.less is None else f"less {_joined(self.less.parts()[1:])}"
-        return self.panel, self.series, _at(self.x), figure, less
+        return self.panel, self.series, _at(self.x), figure, times, less
 
     def __str__(self) -> str:
         return _joined(self.parts()) or ACCURACY

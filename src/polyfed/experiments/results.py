@@ -81,6 +81,9 @@ class Results:
         if ref.less is not None:
             own, other = self.by_seed(replace(ref, less=None)), self.by_seed(ref.less)
             return {seed: own[seed] - other[seed] for seed in _common(own, other)}
+        if ref.times != 1:
+            whole = self.by_seed(replace(ref, times=1.0), points)
+            return {seed: ref.times * value for seed, value in whole.items()}
         here = [
             dict(zip(seeds_of(self.summary, cell), cell["figures"][ref.figure], strict=True))
             for cell in self.summary["cells"]
