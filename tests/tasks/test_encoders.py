@@ -43,12 +43,23 @@ def test_seeds_deal_otherwise_but_test_on_the_same_images() -> None:
     assert torch.equal(one[1].data["test"].x, other[1].data["test"].x)
 
 
-def test_features_may_be_evaluated_by_the_images_of_all() -> None:
-    nodes = DigitsEncoders(probe="all").nodes(0)
+def test_features_may_be_evaluated_by_the_images_that_any_node_trains_on() -> None:
+    nodes = DigitsEncoders(probe="trained").nodes(0)
     assert len(nodes[0].data["probe"]) == 1200
     assert torch.equal(nodes[0].data["probe"].x, torch.cat([n.data["train"].x for n in nodes]))
     assert torch.equal(nodes[0].data["probe"].y, torch.cat([n.data["train"].y for n in nodes]))
     assert nodes[1].data["probe"].x is nodes[0].data["probe"].x
+
+
+def test_features_may_be_evaluated_by_all_images_those_that_are_set_aside_too() -> None:
+    """So a method that needs public images has the probe of one that needs none."""
+    with_public, without = (DigitsEncoders(probe="all", public=n).nodes(0) for n in (300, 0))
+    probe = with_public[0].data["probe"]
+    assert len(probe) == 1500
+    assert torch.equal(probe.x[:300], with_public[0].data["public"].x)
+    assert torch.equal(probe.x, without[0].data["probe"].x)
+    assert probe.y is not None
+    assert torch.equal(probe.y, without[0].data["probe"].y)
 
 
 def test_encoders_are_taken_in_turn_and_equal_ones_begin_alike() -> None:
@@ -86,7 +97,7 @@ def test_too_small_images_are_an_error() -> None:
         ({"encoders": "conv,transformer"}, "unknown encoder 'transformer'"),
         ({"num_nodes": 0}, "num_nodes must be >= 1"),
         ({"public": -1}, "public must be >= 0"),
-        ({"probe": "nobody"}, "'own' or 'all'"),
+        ({"probe": "nobody"}, "'own', 'trained' or 'all'"),
     ],
 )
 def test_wrong_options_are_errors(wrong: dict[str, Any], message: str) -> None:

@@ -61,7 +61,8 @@ class EncodersTask(Task):
         encoders: kinds of networks, with commas between them; nodes take them in turn.
         num_nodes: number of nodes.
         public: images set aside without labels, that all nodes hold; quick, half of them at most.
-        probe: whose labelled images features are evaluated by: a node's own, or those of all.
+        probe: the labelled images that features are evaluated by: a node's own, those that any
+            node trains on, or all, with those that are set aside.
         hub: a hub that holds them too, with a network of each kind, for the feddf methods.
     """
 
@@ -71,13 +72,13 @@ class EncodersTask(Task):
     encoders: str
     num_nodes: int
     public: int = 0
-    probe: Literal["own", "all"] = "own"
+    probe: Literal["own", "trained", "all"] = "own"
     hub: bool = False
 
     def __post_init__(self) -> None:
         check.at_least(self, "num_nodes", 1)
         check.at_least(self, "public", 0)
-        check.one_of(self, "probe", ("own", "all"))
+        check.one_of(self, "probe", ("own", "trained", "all"))
         for kind in self.encoders.split(","):
             if kind not in self.kinds:
                 raise UnknownNameError("encoder", kind, self.kinds)
@@ -101,7 +102,8 @@ class EncodersTask(Task):
         size = len(rest) // self.num_nodes
         common: Any = {"test": (x[pools.test], y[pools.test])}
         common |= {"public": x[public]} if self.public else {}
-        common |= {"probe": (x[rest], y[rest])} if self.probe == "all" else {}
+        seen = {"trained": rest, "all": order}.get(self.probe)
+        common |= {} if seen is None else {"probe": (x[seen], y[seen])}
         kinds = list(islice(cycle(self.encoders.split(",")), self.num_nodes))
         nodes = []
         for k, (name, kind) in enumerate(zip(node_names(self.num_nodes), kinds, strict=True)):
