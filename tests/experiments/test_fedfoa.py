@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,14 +11,16 @@ from typing import Any
 import pytest
 
 from polyfed import Run, experiments
-from polyfed.experiments import fedfoa, pictures
+from polyfed.experiments import fedfoa, fedfoa_figures, pictures
 from polyfed.experiments.experiment import Cell, Experiment, Picture, Quick, Ref
 from polyfed.experiments.reproduce import reproduce
 from polyfed.experiments.runner import _key
 from polyfed.experiments.verdict import printed
 from polyfed.record import Ledger, Log
 
-ALL = {e.name.removeprefix("fedfoa-"): e for e in fedfoa.EXPERIMENTS}
+EXPERIMENTS = [*fedfoa.EXPERIMENTS, *fedfoa_figures.EXPERIMENTS]
+ALL = {e.name.removeprefix("fedfoa-"): e for e in EXPERIMENTS}
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
 def run_of(metrics: list[dict[str, Any]], accuracy: dict[str, float] | None = None) -> Run:
@@ -53,22 +57,141 @@ def test_some_printed_numbers() -> None:
     assert ALL["table-2"].published[Ref("FedFoA", "AlexNet")] == "0.4206"
     assert Ref("FedFoA", "VGG-9") not in ALL["table-2"].published
     table = ALL["table-3"].published
-    assert len(table) == 24
+    assert len(table) == 26
     assert table[Ref("FedU+FedFoA", "best", "CIFAR-10")] == "0.7871"
     assert table[Ref("FedEMA", "last", "CIFAR-100")] == "0.4319"
     assert table[Ref("FedBYOL+FedFoA", "best", "CIFAR-10")] == "0.7900"
 
 
+@pytest.mark.parametrize("panel", ["CIFAR-10", "CIFAR-100"])
+def test_printed_gains_are_those_of_the_best_rounds(panel: str) -> None:
+    table = ALL["table-3"].published
+    ((gain, text),) = [(r, t) for r, t in table.items() if r.less and r.panel == panel]
+    best = [printed(table[Ref(series, "best", panel)]) for series in ("FedEMA+FedFoA", "FedEMA")]
+    assert printed(text).value == pytest.approx(best[0].value - best[1].value, abs=1e-6)
+    assert (gain.series, gain.figure) == ("FedEMA+FedFoA", "best")
+
+
+# ---- what is claimed, put to the test with made-up figures ---------------------------------------
+
+PAIRS = [
+    "ResNet-18 and VGG-9", "ResNet-18 and AlexNet", "ResNet-18 and ResNet-34", "VGG-9 and AlexNet",
+    "VGG-9 and ResNet-34", "AlexNet and ResNet-34",
+]  # fmt: skip
+
+
+def as_the_paper_has_it(name: str) -> Callable[[str, str, Any, str], float]:
+    """Its numbers, and, for what it only draws, some that fit its text."""
+    numbers = {ref: printed(text).value for ref, text in ALL[name].published.items()}
+    curves = {"FedEMA+FedFoA": (0.40, 0.44, 0.498), "FedEMA": (0.36, 0.39, 0.432)}
+
+    def value(panel: str, series: str, x: Any, figure: str) -> float:
+        if name == "figure-4":
+            return dict(zip(("30", "50", "100"), curves[series], strict=True))[figure]
+        if name == "figure-5":
+            return {0.001: 0.44, 0.003: 0.46, 0.01: 0.50, 0.03: 0.48, 0.1: 0.45}[x]
+        if name == "figure-6":
+            stage, _, pair = figure.partition(": ")
+            least = pair == "ResNet-18 and ResNet-34"
+            return {"first": (9, 4), "middle": (6, 3), "last": (3, 2.5)}[stage][least]
+        if name == "figure-7":
+            return {"FedEMA": 0.7, "FedEMA+FedFoA": 0.8}[series]
+        return numbers[Ref(series, figure, panel)]
+
+    return value
+
+
+CLAIMS = {
+    "table-1": 15, "table-2": 15, "table-3": 24, "figure-4": 3, "figure-5": 4, "figure-6": 16,
+    "figure-7": 1,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("name", ALL)
-def test_the_papers_own_numbers_fulfil_its_claims(name: str) -> None:
-    experiment, seen = ALL[name], 0
-    for claim in experiment.claims:
-        sides = [experiment.published.get(ref) for ref in (claim.left, claim.right)]
-        if all(sides):
-            left, right = (printed(str(text)).value for text in sides)
-            assert left > right, str(claim)
-            seen += 1
-    assert seen == {"table-1": 6, "table-2": 6, "table-3": 6}.get(name, 0)
+def test_orderings_hold_of_the_papers_figures_and_not_of_their_opposites(
+    name: str, judged: Any
+) -> None:
+    value = as_the_paper_has_it(name)
+    assert list(judged(ALL[name], value).values()) == ["holds"] * CLAIMS[name]
+    opposite = judged(ALL[name], value, turned=True)
+    assert list(opposite.values()) == ["does not hold"] * CLAIMS[name]
+
+
+@pytest.mark.parametrize("name", ["table-1", "table-2"])
+def test_single_networks_are_judged(name: str, judged: Any) -> None:
+    """FedMD that improves all, and a network that is not the worst by itself, are not the paper."""
+    value = as_the_paper_has_it(name)
+
+    def improves_all(panel: str, series: str, x: Any, figure: str) -> float:
+        more = 0.05 if series == "FedMD" and figure != "mean" else 0.0
+        return value(panel, series, x, figure) + more
+
+    said = judged(ALL[name], improves_all)
+    failed = {claim for claim, word in said.items() if word == "does not hold"}
+    assert failed == {"ResNet-18: BYOL above FedMD", "ResNet-34: BYOL above FedMD"}
+
+    def best_is_alexnet(panel: str, series: str, x: Any, figure: str) -> float:
+        return 0.9 if (series, figure) == ("BYOL", "AlexNet") else value(panel, series, x, figure)
+
+    said = judged(ALL[name], best_is_alexnet)
+    failed = {claim for claim, word in said.items() if word == "does not hold"}
+    nets = ("ResNet-18", "ResNet-34", "VGG-9")
+    assert failed == {*(f"BYOL: {net} above AlexNet" for net in nets), "AlexNet: FedMD above BYOL"}
+
+
+def test_the_best_method_is_judged_but_where_its_own_table_contradicts_the_text(
+    judged: Any,
+) -> None:
+    table = ALL["table-3"]
+    value = as_the_paper_has_it("table-3")
+
+    def fedu_leads(panel: str, series: str, x: Any, figure: str) -> float:
+        return 0.9 if series == "FedU+FedFoA" else value(panel, series, x, figure)
+
+    failed = {c for c, word in judged(table, fedu_leads).items() if word == "does not hold"}
+    assert failed == {
+        f"{at}: FedEMA+FedFoA above FedU+FedFoA"
+        for at in ("CIFAR-10, last", "CIFAR-100, last", "CIFAR-100, best")
+    }
+    best = [value("CIFAR-10", f"{base}+FedFoA", None, "best") for base in ("FedBYOL", "FedEMA")]
+    assert best[0] > best[1]
+
+
+def test_the_last_round_of_figure_6_is_judged(judged: Any) -> None:
+    """That the ResNets are still the nearest pair, and no longer stand out."""
+    value = as_the_paper_has_it("figure-6")
+
+    def another_pair(panel: str, series: str, x: Any, figure: str) -> float:
+        return 1.0 if figure == "last: VGG-9 and AlexNet" else value(panel, series, x, figure)
+
+    def still_apart(panel: str, series: str, x: Any, figure: str) -> float:
+        return (
+            -9.0 if figure == "last: ResNet-18 and ResNet-34" else value(panel, series, x, figure)
+        )
+
+    failed = [
+        [claim for claim, word in judged(ALL["figure-6"], f).items() if word == "does not hold"]
+        for f in (another_pair, still_apart)
+    ]
+    assert failed == [
+        ["FedFoA: last: VGG-9 and AlexNet above last: ResNet-18 and ResNet-34"],
+        [
+            "FedFoA: first: mean, less FedFoA, first: ResNet-18 and ResNet-34 above "
+            "last: mean, less FedFoA, last: ResNet-18 and ResNet-34"
+        ],
+    ]
+    refs = {ref.figure for claim in ALL["figure-6"].claims for ref in (claim.left, claim.right)}
+    assert {f"{stage}: {pair}" for stage in ("first", "last") for pair in PAIRS} <= refs
+
+
+def test_stored_tables_say_whose_linear_probes_had_fewer_images() -> None:
+    """Those of FedMD and FedDF had not seen what was set aside for them."""
+    for path in RESULTS.glob("fedfoa-table-[12]*/summary.json"):
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        probes = {cell["series"]: cell["task_options"]["probe"] for cell in summary["cells"]}
+        assert probes == {"BYOL": "all", "FedMD": "trained", "FedDF": "trained", "FedFoA": "all"}
+        task = summary["cells"][0]["task"]
+        assert f"task {task}: probe all → trained" in summary["changed"]
 
 
 # ---- settings ------------------------------------------------------------------------------------
@@ -128,7 +251,7 @@ def test_last_and_best() -> None:
     metrics.append({"tick": "final", "node": "a", "test_accuracy": 0.9})
     run = run_of(metrics, {"a": 0.5, "b": 0.7})
     assert fedfoa.last_and_best(run) == pytest.approx({"last": 0.6, "best": 0.7})
-    assert fedfoa.accuracies(run) == pytest.approx({"10": 0.7, "20": 0.6})
+    assert fedfoa_figures.accuracies(run) == pytest.approx({"10": 0.7, "20": 0.6})
     better = run_of(metrics, {"a": 0.9, "b": 0.7})
     assert fedfoa.last_and_best(better)["best"] == pytest.approx(0.8), "the last counts too"
 
@@ -141,13 +264,17 @@ def _distances(tick: int, far: float) -> dict[str, Any]:
 
 def test_distances_at_three_moments() -> None:
     run = run_of([_distances(t, far) for t, far in ((1, 9.0), (2, 8.0), (3, 6.0), (4, 3.0))])
-    found = fedfoa.pairs(run)
+    found = fedfoa_figures.pairs(run)
     assert found["first: ResNet-18 and VGG-9"] == 9
     assert found["middle: ResNet-18 and VGG-9"] == 6
     assert found["last: mean"] == 2
     assert found["last: VGG-9 and AlexNet"] == 2
     assert len(found) == 12
-    assert list(fedfoa.stages(run)) == ["first round (1)", "middle round (3)", "last round (4)"]
+    assert list(fedfoa_figures.stages(run)) == [
+        "first round (1)",
+        "middle round (3)",
+        "last round (4)",
+    ]
 
 
 # ---- pictures ------------------------------------------------------------------------------------
@@ -155,7 +282,7 @@ def test_distances_at_three_moments() -> None:
 
 def test_heat_maps_show_the_distances() -> None:
     pytest.importorskip("matplotlib")
-    kept = fedfoa.stages(run_of([_distances(1, 9.0), _distances(2, 4.0)]))
+    kept = fedfoa_figures.stages(run_of([_distances(1, 9.0), _distances(2, 4.0)]))
     figure = pictures.heat_maps([{"kept": kept}])
     first, _, last = figure.axes[:3]
     assert [text.get_text() for text in first.texts] == [
@@ -172,7 +299,7 @@ def test_heat_maps_show_the_distances() -> None:
 def test_maps_show_every_sample_in_the_colour_of_its_class() -> None:
     pytest.importorskip("matplotlib")
     noted = {"points": [[0, 1], [2.0, 3], [4, 3]], "labels": [7, 0, 7]}
-    kept = fedfoa.plane(run_of([{"node": "M0", "map": noted}, {"node": "M1", "map": {}}]))
+    kept = fedfoa_figures.plane(run_of([{"node": "M0", "map": noted}, {"node": "M1", "map": {}}]))
     assert kept == {"test images": {"": {"airplane": "500,749", "horse": "0,250 999,749"}}}
     figure = pictures.class_maps([{"series": "a", "kept": kept}, {"series": "b", "kept": kept}])
     airplane, horse = figure.axes[0].collections
@@ -189,7 +316,7 @@ def test_maps_show_every_sample_in_the_colour_of_its_class() -> None:
 
 def test_features_that_are_not_numbers_have_an_empty_map() -> None:
     pytest.importorskip("matplotlib")
-    kept = fedfoa.plane(run_of([{"node": "M0", "map": {"points": [], "labels": []}}]))
+    kept = fedfoa_figures.plane(run_of([{"node": "M0", "map": {"points": [], "labels": []}}]))
     assert kept == {"test images": {}}
     assert len(pictures.class_maps([{"series": "a", "kept": kept}]).axes) == 1
 
@@ -219,7 +346,7 @@ def _points(kept: dict[str, Any]) -> int:
 def test_pictures_are_drawn_from_what_runs_leave(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fedfoa, "NETWORKS", {"mlp": "MLP"})
+    monkeypatch.setattr(fedfoa_figures, "NETWORKS", {"mlp": "MLP"})
     plane = {"map_samples": 20, "rounds": 2, "local_epochs": 1, "probe_epochs": 2}
     experiment = _on_digits(ALL[name], **(plane if name == "figure-7" else {}))
     assert isinstance(experiment.plot, Picture)
@@ -230,7 +357,7 @@ def test_pictures_are_drawn_from_what_runs_leave(
         assert list(kept[0]) == ["first round (1)", "middle round (2)", "last round (2)"]
     else:
         assert [_points(k) for k in kept] == [20, 20]
-        firsts = [fedfoa.plane(Run.open(f)) for f in (tmp_path / "runs").glob("*/seed-0")]
+        firsts = [fedfoa_figures.plane(Run.open(f)) for f in (tmp_path / "runs").glob("*/seed-0")]
         assert all(k in firsts for k in kept), "not of another seed"
     folder = tmp_path / experiment.name
     assert "![" in (folder / "page.md").read_text()

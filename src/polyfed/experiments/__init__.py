@@ -45,6 +45,7 @@ FAMILIES = (
     "partial_averaging",
     "partial_averaging_more",
     "fedfoa",
+    "fedfoa_figures",
     "fedul",
     "li",
     "li_more",
