@@ -13,7 +13,12 @@ import pytest
 from polyfed import Run
 from polyfed.core.node import Node
 from polyfed.engines.run import check_run
-from polyfed.experiments import _levels, partial_averaging, partial_averaging_more
+from polyfed.experiments import (
+    _levels,
+    partial_averaging,
+    partial_averaging_differences,
+    partial_averaging_more,
+)
 from polyfed.experiments import reproduce as reproducing
 from polyfed.experiments.experiment import Cell, Ref
 from polyfed.experiments.reproduce import reproduce
@@ -21,10 +26,8 @@ from polyfed.experiments.runner import run_cells
 from polyfed.methods.partial_averaging import PartialAveraging
 from polyfed.record import Ledger, Log
 
-EVERY = {
-    e.name.removeprefix("partial-averaging-"): e
-    for e in (*partial_averaging.EXPERIMENTS, *partial_averaging_more.EXPERIMENTS)
-}
+MODULES = (partial_averaging, partial_averaging_differences, partial_averaging_more)
+EVERY = {e.name.removeprefix("partial-averaging-"): e for m in MODULES for e in m.EXPERIMENTS}
 CYCLES = ("cycle:0", "swap", *(f"cycle:{r}" for r in (4, 6, 8, 10)))
 FIRST_HIDDEN = {0: 0, 15: 50, 30: 100, 60: 200, 80: 250, 100: 300}  # the paper's section V.1
 POINTS: dict[str, Sequence[int]] = {  # of experiments whose points are moments of the same runs
@@ -198,37 +201,14 @@ def holds(name: str, left: str, right: str, x: Any = None, **where: str) -> bool
 
 
 def test_orderings_of_the_text() -> None:
-    """SPEC 2.8, a few of each section, and that none is the other way round too."""
+    """SPEC 2.8, a few that have no gain in them, and that none is the other way round too."""
     assert holds("V.3.a", "level 80", "level 60", 3000)
     assert not holds("V.3.a", "level 80", "level 60", 50)
-    for better, worse in [
-        ("full", "no averaging"), ("80", "full"), ("full per class", "full"), ("80 + 20", "80"),
-        ("80 + 20", "full per class"), ("80 + 20, dependent", "80 + 20"),
-    ]:  # fmt: skip
-        assert holds("V.3.d", better, worse)
-    for other in ("no averaging", "full per class", "80", "70 + 30 or 15"):
-        assert holds("V.3.e", other, "full")
-    assert holds("V.3.e", "full per class", "80", 800)
-    assert holds("V.3.f", "level 100", "level 80", 0)
-    assert holds("V.3.f", "level 0", "level 100", 10)
-    assert holds("V.3.f", "level 30", "level 80", 10)
-    assert holds("V.3.g", "level 100", "level 80", 0)
-    assert holds("V.3.g", "level 0", "level 100", 4)
-    assert holds("V.3.h", "level 100", "level 80", 250)
-    assert holds("V.3.h", "level 100", "level 0", 1000)
-    assert holds("V.3.h", "level 0", "level 100", 2000)
-    assert holds("V.3.i", "784-300-100-0", "784-250-80-10", 2)
+    assert not holds("V.3.f", "level 80", "level 100", 2)  # "for other schemes"
+    assert holds("V.3.i", "784-300-100-0", "full", 2)
     assert not holds("V.3.i", "784-300-100-0", "784-250-80-10", 0)
-    assert holds("V.3.b", "level 0", "level 80", figure="10")
-    assert holds("V.3.b", "level 80", "level 0", figure="30")
-    assert holds("V.3.b", "level 0", "level 100", figure="30")
-    assert holds("V.2.a", "level 80", "level 100", panel="letters in made-up hands", figure="30")
-    assert holds("V.4", "level 40", "level 50", figure="400")
-    for panel in ("each starts in its own way", "all start alike"):
-        assert holds("V.5", "level 300", "level 0", panel=panel, figure="20")
-        assert holds("V.5", "level 350", "level 400", panel=panel, figure="40")
-        assert holds("V.5", "level 0", "level 400", panel=panel, figure="30")
-        assert holds("V.5", "level 400", "level 200", panel=panel, figure="40")
+    here = [EVERY["V.3.d"].claims, ("80", "full per class")]
+    assert not [c for c in here[0] if {c.left.series, c.right.series} == set(here[1])]
     for experiment in EVERY.values():
         pairs = {(c.left, c.right) for c in experiment.claims if c.relation == ">"}
         assert not {(b, a) for a, b in pairs} & pairs
@@ -375,6 +355,7 @@ def test_convergence_averages_after_every_tenth_block(tmp_path: Path) -> None:
 def test_levels_are_compared_over_the_number_of_peers() -> None:
     """These orderings are between points, not between lines."""
     growing = [c for c in EVERY["V.3.c"].claims if c.relation == ">" and c.left.x != c.right.x]
+    assert not any(c.left.less for c in growing)
     assert [(c.left.series, c.left.x, c.right.x) for c in growing] == [
         (f"level {level}", 16, 4) for level in (60, 80, 100)
     ]
@@ -383,7 +364,11 @@ def test_levels_are_compared_over_the_number_of_peers() -> None:
     assert (Ref("level 80", panel=here, x=64), Ref("level 80", panel=here, x=2)) in pairs
     assert (Ref("level 100", panel=here, x=2), Ref("level 100", panel=here, x=64)) in pairs
     flat = [c for name in EVERY for c in EVERY[name].claims if c.left.x != c.right.x and c.margin]
-    assert [(c.left.series, c.margin) for c in flat] == [("level 0", 0.01)] * 2
+    assert [(c.left.series, c.margin) for c in flat] == [
+        ("level 0", 0.01),
+        ("level 0", 0.01),
+        ("level 15", 0.01),
+    ]
 
 
 def test_an_experiment_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,7 @@ FAMILIES = (
     "fedlinked",
     "fedlinked_maps",
     "partial_averaging",
+    "partial_averaging_differences",
     "partial_averaging_more",
     "fedfoa",
     "fedfoa_figures",
