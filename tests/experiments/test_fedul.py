@@ -73,11 +73,71 @@ def test_controls() -> None:
 
 def test_what_is_left_of_table_2() -> None:
     assert TABLE.published == {Ref(FEDUL, ERROR, IID): "0.78", Ref(FEDUL, ERROR, NON_IID): "2.98"}
-    assert [str(claim) for claim in TABLE.claims] == [
-        f"{panel}, {ERROR}: {worse} above {better}"
-        for panel in (IID, NON_IID)
-        for worse, better in ((FEDUL, M1), (FEDUL, M2), (M2, M1))
-    ]
+
+
+# ---- what is claimed, put to the test with made-up figures ---------------------------------------
+
+ERRORS = {
+    (IID, FEDUL): 0.78, (IID, M2): 0.74, (IID, M1): 0.70,
+    (NON_IID, FEDUL): 2.98, (NON_IID, M2): 1.5, (NON_IID, M1): 1.2,
+}  # fmt: skip
+CURVES = {  # at rounds 1, 5, 10, 20, 50 and 100
+    FEDUL: (3.0, 2.6, 2.3, 2.1, 1.95, 1.88),
+    M1: (2.9, 2.4, 2.2, 2.0, 1.90, 1.87),
+    M2: (2.8, 2.2, 2.1, 1.9, 1.85, 1.84),
+}
+ROUNDS = ("1", "5", "10", "20", "50", "100")
+CLAIMS = {"table-2": 8, "losses": 37, "supervised-losses": 22, "errors": 26}
+
+
+def as_the_paper_has_it(panel: str, series: str, x: Any, figure: str) -> float:
+    """Some figures that fit its text."""
+    if figure == ERROR:
+        return ERRORS[panel, series]
+    return CURVES[series][ROUNDS.index(figure)]
+
+
+@pytest.mark.parametrize("part", CLAIMS)
+def test_orderings_hold_of_figures_that_fit_the_text_and_not_of_their_opposites(
+    part: str, judged: Any
+) -> None:
+    experiment = EVERY[f"fedul-{part}"]
+    said = judged(experiment, as_the_paper_has_it)
+    assert list(said.values()) == ["holds"] * CLAIMS[part]
+    opposite = judged(experiment, as_the_paper_has_it, turned=True)
+    same = {f"{IID}, 100: {FEDUL} within 0.02 of {M1}"} if part == "losses" else set()
+    assert {claim for claim, word in opposite.items() if word != "does not hold"} == same
+
+
+def failing(judged: Any, part: str, **changed: float) -> set[str]:
+    """What does not hold if a figure, named by its panel, series and figure, is another."""
+
+    def value(panel: str, series: str, x: Any, figure: str) -> float:
+        usual = as_the_paper_has_it(panel, series, x, figure)
+        return changed.get("|".join((panel, series, figure)), usual)
+
+    said = judged(EVERY[f"fedul-{part}"], value)
+    return {claim for claim, word in said.items() if word == "does not hold"}
+
+
+def test_a_gain_that_is_no_larger_where_nodes_differ(judged: Any) -> None:
+    said = failing(judged, "table-2", **{f"{NON_IID}|{FEDUL}|{ERROR}": 1.53})
+    assert said == {f"{FEDUL}, {ERROR}, less {FEDUL} + M2, {ERROR}: {NON_IID} above {IID}"}
+
+
+def test_an_error_that_is_not_consistently_lower(judged: Any) -> None:
+    said = failing(judged, "errors", **{f"{IID}|{M1}|50": 2.0})
+    assert said == {f"{IID}, 50: {FEDUL} above {M1}"}
+    said = failing(judged, "errors", **{f"{NON_IID}|{M2}|5": 2.5})
+    assert said == {f"{NON_IID}, 5: {M1} above {M2}"}
+
+
+def test_a_loss_that_rises_or_ends_elsewhere(judged: Any) -> None:
+    said = failing(judged, "losses", **{f"{IID}|{M1}|100": 1.91})
+    assert said == {f"{IID}, 100: {FEDUL} within 0.02 of {M1}", f"{IID}, {M1}: 50 above 100"}
+
+
+# ---- what belongs together -----------------------------------------------------------------------
 
 
 def test_the_curves_share_the_runs_of_the_table() -> None:

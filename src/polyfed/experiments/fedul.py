@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from polyfed.engines.run import Run
@@ -89,7 +90,11 @@ def _table_2() -> Experiment:
     def above(panel: str, worse: str, better: str) -> Claim:
         return Claim(Ref(worse, ERROR, panel), ">", Ref(better, ERROR, panel))
 
+    def gain(panel: str, method: str) -> Ref:
+        return Ref(FEDUL, ERROR, panel, less=Ref(method, ERROR, panel))
+
     ordered = ((FEDUL, M1), (FEDUL, M2), (M2, M1))
+    larger = [Claim(gain(NON_IID, name), ">", gain(IID, name)) for name in (M1, M2)]
     return Experiment(
         name="fedul-table-2",
         title="FedUL with and without labels at the hub, mean error",
@@ -97,15 +102,18 @@ def _table_2() -> Experiment:
         cells=_cells((FEDUL, M1, M2, MGDA, HUB_ONLY, SOME, ALL, LLP, PL)),
         figures=errors,
         published={Ref(FEDUL, ERROR, panel): text for panel, text in _PUBLISHED.items()},
-        claims=[above(panel, *pair) for panel in PANELS for pair in ordered],
+        claims=[*(above(panel, *pair) for panel in PANELS for pair in ordered), *larger],
         plot=Dots("test error, %", scale="log"),
         quick=_QUICK,
         notes=(
             "The rows of Methods 1 and 2 are lost in the text of the paper that there is. What is "
-            "judged is what it says of them: both below FedUL, Method 1 below Method 2.",
+            "judged is what it says of them: both below FedUL, by more where nodes differ, and "
+            "Method 1 below Method 2.",
             "Whether the row of FedUL was run on these 36,000 images or copied from the FedUL "
             "paper, whose code trains on 48,000, is not said.",
-            "The hub's labels alone, MGDA, and FedAvg with all labels are not in the paper.",
+            "The paper compares FedUL with Methods 1 and 2 only. FedLLP, FedPL and FedAvg with a "
+            "tenth of the labels are those that FedUL's own paper compares it with; FedAvg with "
+            "all labels, the hub's labels alone and MGDA are ours.",
             "FedAvg has no hub here: its last round counts, without rotation and penalty.",
             *_NOTES,
         ),
@@ -115,7 +123,9 @@ def _table_2() -> Experiment:
 # ---- Figures 1 to 8: losses and errors by round --------------------------------------------------
 
 POINTS = (1, 2, 3, 5, 10, 15, 20, 30, 40, 50, 60, 70, 80, 90, 100)
-_EARLY = "5"
+_EARLY, _LAST = "5", "100"
+_SEEN = ("1", _EARLY, "10", "20", "50", _LAST)
+_EXACT = 0.02
 Figures = Callable[[Run], Mapping[str, float]]
 
 
@@ -138,46 +148,73 @@ def by_round(metric: str, shown: Callable[[float], float] = float) -> Figures:
     return figures
 
 
+def _falls(series: Iterable[str]) -> list[Claim]:
+    """Every loss is lower at each of these rounds than at the one before it."""
+    return [
+        Claim(Ref(name, before, panel), ">", Ref(name, now, panel))
+        for panel in PANELS
+        for name in series
+        for before, now in pairwise(_SEEN)
+    ]
+
+
+def _above(pairs: Iterable[tuple[str, str]], *rounds: str) -> list[Claim]:
+    return [
+        Claim(Ref(a, at, panel), ">", Ref(b, at, panel))
+        for panel in PANELS
+        for a, b in pairs
+        for at in rounds
+    ]
+
+
 def _curves(
-    part: str, title: str, series: tuple[str, ...], figures: Figures, y: str, *notes: str
+    part: str,
+    title: str,
+    series: tuple[str, ...],
+    figures: Figures,
+    y: str,
+    claims: Sequence[Claim],
+    *notes: str,
 ) -> Experiment:
-    """Curves; in the paper Figures 2, 4 fall faster than 1, 3, which are those of Method 1."""
-    faster = [
-        Claim(Ref(M1, _EARLY, panel), ">", Ref(M2, _EARLY, panel))
-        for panel in PANELS
-        if part != "errors"
-    ]
-    lower = [
-        Claim(Ref(FEDUL, _EARLY, panel), ">", Ref(name, _EARLY, panel))
-        for panel in PANELS
-        for name in (M1, M2)
-        if FEDUL in series
-    ]
     return Experiment(
         name=f"fedul-{part}",
         title=title,
         paper=f"{PAPER}, Figures {'5 to 8' if part == 'errors' else '1 to 4'}",
         cells=_cells(series),
         figures=figures,
-        claims=[*lower, *faster],
+        claims=claims,
         plot=Lines("round", y),
         quick=_QUICK,
         notes=(
-            "The paper draws its curves; what is judged, at round 5, is what its appendix says: "
-            "with labels at the hub losses fall faster, with Method 2 faster than with Method 1.",
+            "The paper draws its curves; what is judged is what its appendix says of them.",
             *notes,
             *_NOTES,
         ),
     )
 
 
+_FASTER = (
+    "Figures 2 and 4, in which losses fall much faster than in 1 and 3, are those of Method 2: so "
+    "its losses are the lower ones at round 5."
+)
+_CONSISTENTLY = f"at rounds {', '.join(_SEEN)}"
+
+
 def _losses_on_sets() -> Experiment:
+    exact = Claim(Ref(FEDUL, _LAST, IID), "~", Ref(M1, _LAST, IID), margin=_EXACT)
     return _curves(
         "losses",
         "Loss on the nodes' sets, by round",
         (FEDUL, M1, M2),
         by_round("local_loss"),
         "loss on the sets, with the penalty",
+        [*_above(((FEDUL, M1), (FEDUL, M2), (M1, M2)), _EARLY), exact, *_falls((FEDUL, M1, M2))],
+        "With labels at the hub the loss falls faster initially: it is lower at round 5.",
+        _FASTER,
+        "But for that, FedUL's loss and the hybrid's in Figure 1 seem to be exactly the same. Its "
+        "caption is lost; judged is Method 1, where nodes are alike, after the last round, within "
+        f"{_EXACT:g}, about a hundredth of the loss: a margin of ours.",
+        f"That all losses consistently decrease is judged from one to the next {_CONSISTENTLY}.",
         "The loss is the mean over the round's epoch at the nodes, with its L1 penalty.",
     )
 
@@ -189,6 +226,9 @@ def _losses_on_labels() -> Experiment:
         (M1, M2),
         by_round("supervised_loss"),
         "loss on the hub's labels",
+        [*_above(((M1, M2),), _EARLY), *_falls((M1, M2))],
+        _FASTER,
+        f"That all losses consistently decrease is judged from one to the next {_CONSISTENTLY}.",
         "The loss is the mean over the round's epoch at the hub: of the mean of the nodes' "
         "networks in Method 1, of the hub's own model in Method 2.",
     )
@@ -201,6 +241,11 @@ def _errors() -> Experiment:
         (FEDUL, M1, M2),
         by_round("test_accuracy", lambda accuracy: 100 * (1 - accuracy)),
         "mean test error, %",
+        [*_above(((FEDUL, M1), (FEDUL, M2)), *_SEEN), *_above(((M1, M2),), _EARLY)],
+        f"That the hybrid has consistently lower error rates is judged {_CONSISTENTLY}, with both "
+        "methods: the captions are lost. That it converges faster is judged at round 5.",
+        "That Method 2 converges faster than Method 1 is said of losses, and judged here, too, at "
+        "round 5. That the decrease is steep where nodes differ is not judged.",
         "The error is that of the round's own network, not of the one that is kept.",
     )
 

@@ -31,6 +31,8 @@ _NOT_LISTED = {
     "FedLinked, Tables 4.3 and 4.4": "hyper-parameters: see `polyfed.studies.spaces` and the "
     "recipes of the tasks `cifar10` and `svhn`",
     "FedLinked, Figures 4.2 and 4.3": "searches of hyper-parameters: `polyfed sweep` draws its own",
+    "Partial averaging, Figure 7 and section V.6": "what the other figures show, in short",
+    "FedFoA, Appendices A and C": "named in the paper, but not in the text that there is of it",
     "LI, Table 1, two rows": "Tiny-ImageNet is not at hand",
 }
 

@@ -74,6 +74,7 @@ def _difference_rate() -> Experiment:
             "loses more than every other level.",
             "That 80 and 60 are the best at low rates is said of the other schemes, without 100; "
             "the gap that then shrinks is theirs to 0, 15 and 30, at 2 and at 10.",
+            "That how much differs hardly moves the best level (its section V.6) is not judged.",
             MARGIN,
         ),
     )
