@@ -253,6 +253,14 @@ def test_mnist_for_real() -> None:
     assert sum(len(n.data[s]) for n in nodes for s in PRIVATE if s in n.data) == 63_000
 
 
+def test_a_pool_is_whole_for_the_split_that_it_was_drawn_for(tmp_path: Path) -> None:
+    totals = np.full(10, 700)
+    x, y = np.zeros((40, 32, 32, 3), np.uint8), (np.arange(40) % 10).astype(np.uint8)
+    np.savez(tmp_path / "svhn_fedlinked_pool.npz", x=x, y=y, class_totals=totals)
+    assert Svhn(data=tmp_path).shortfall() == ""
+    assert Svhn(data=tmp_path, partition="iid").shortfall() == "40 of 7,000 images"
+
+
 @pytest.mark.parametrize(("task", "trunk"), [(Cifar10(), 2_194_240), (Svhn(), 203_280)], ids=str)
 def test_the_defaults_are_fedlinkeds_networks(task: ImageTask, trunk: int) -> None:
     net = task.own_network((3, 32, 32), 10)

@@ -122,7 +122,9 @@ class ImageTask(Task):
     def shortfall(self) -> str:
         """How many of the published images are in the folder, if not all."""
         images = _cached(self.read, data_folder(self.data, self.name))
-        return part_of(len(images.y), images.whole, "images")
+        is_pool = images.totals is not None and self.partition != FEDLINKED
+        whole = sum(images.totals or ()) if is_pool else images.whole
+        return part_of(len(images.y), whole, "images")
 
     def recipe(self, method: str) -> Recipe:
         """Settings that suit the images; for CIFAR-10 and SVHN those of FedLinked's Table 4.4."""
