@@ -1,5 +1,8 @@
 import inspect
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import pytest
 
 from polyfed import check, errors
@@ -47,6 +50,43 @@ def test_checks_have_one_wording(call, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         call(Config())
     assert str(caught.value) == text
+
+
+@dataclass
+class Typed:
+    rounds: "int" = 1  # a text, as where annotations come from the future
+    lr: float = 0.5
+    transform: bool = True
+    guard: "str | None" = None
+    patience: int = 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"rounds": 2.5}, "Typed.rounds must be a whole number, got 2.5."),
+        ({"rounds": 2.0}, "Typed.rounds must be a whole number, got 2.0."),
+        ({"rounds": True}, "Typed.rounds must be a whole number, got True."),
+        ({"rounds": "2"}, "Typed.rounds must be a whole number, got '2'."),
+        ({"rounds": None}, "Typed.rounds must be a whole number, got None."),
+        ({"lr": "x"}, "Typed.lr must be a number, got 'x'."),
+        ({"lr": False}, "Typed.lr must be a number, got False."),
+        ({"transform": "no"}, "Typed.transform must be True or False, got 'no'."),
+        ({"transform": 0}, "Typed.transform must be True or False, got 0."),
+        ({"guard": 3}, "Typed.guard must be text, got 3."),
+        ({"patience": 0.5}, "Typed.patience must be a whole number, got 0.5."),
+    ],
+)
+def test_a_value_is_of_the_type_of_its_option(wrong: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check.types(Typed(**wrong))
+    assert str(caught.value) == text
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    numbers: dict[str, Any] = {"rounds": np.int64(3), "lr": np.float32(0.1)}
+    check.types(Typed(**numbers, guard="secure"))
+    check.types(Typed(lr=1))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

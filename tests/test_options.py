@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from polyfed import methods, options, tasks
+from polyfed import methods, options, tasks, topologies
 from polyfed.errors import ConfigError, UnknownNameError
 from polyfed.methods.fedlinked import FedLinked
 
@@ -105,3 +105,15 @@ def test_help_is_read_from_the_class_and_its_bases() -> None:
 def test_names_that_do_not_exist_suggest_one_that_does(call) -> None:
     with pytest.raises(UnknownNameError, match=r"Did you mean '(fedlinked|digits|labels)'"):
         call()
+
+
+CONFIGS: list[type[Any]] = [*map(methods.load, methods.METHODS), *topologies.TOPOLOGIES.values()]
+
+
+@pytest.mark.parametrize("cls", CONFIGS)
+def test_options_in_python_are_of_their_type(cls: type[Any]) -> None:
+    for name, field in options.fields_of(cls).items():
+        wrong = {"int": 2.5, "float": "x", "bool": 1, "str": 3}.get(str(field.type))
+        if wrong is not None:
+            with pytest.raises(ConfigError, match=f"{cls.__name__}.{name} must be "):
+                cls(**{name: wrong})

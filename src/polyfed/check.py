@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from numbers import Integral, Real
 from typing import Any
 
 from polyfed.errors import ConfigError
@@ -11,6 +13,27 @@ from polyfed.errors import ConfigError
 def _fail(config: object, name: str, must: str, got: Any, hint: str) -> None:
     text = f"{type(config).__name__}.{name} must be {must}, got {got!r}."
     raise ConfigError(f"{text} {hint}".rstrip())
+
+
+_KINDS: dict[str, tuple[Any, str]] = {
+    "int": (Integral, "a whole number"),
+    "float": (Real, "a number"),
+    "bool": (bool, "True or False"),
+    "str": (str, "text"),
+}
+
+
+def types(config: Any) -> None:
+    """Each field that is annotated as int, float, bool or str (or that or None) is one."""
+    for field in dataclasses.fields(config):
+        text = field.type if isinstance(field.type, str) else field.type.__name__
+        kind = text.removesuffix(" | None")
+        value = getattr(config, field.name)
+        if kind not in _KINDS or (value is None and kind != text):
+            continue
+        cls, must = _KINDS[kind]
+        if not isinstance(value, cls) or (isinstance(value, bool) and cls is not bool):
+            _fail(config, field.name, must, value, "")
 
 
 def positive(config: object, *names: str, hint: str = "") -> None:

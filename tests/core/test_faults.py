@@ -32,6 +32,12 @@ def test_the_script_of_the_manual() -> None:
     }
 
 
+def test_what_comes_after_the_last_round_is_refused() -> None:
+    assert Faults.parse("kill 0 @3", NAMES, 3).events
+    with pytest.raises(ConfigError, match="fault 'heal @4' never happens: the last round is 3"):
+        Faults.parse("kill 0 @3; heal @4", NAMES, 3)
+
+
 def test_one_thing_is_healed_and_the_rest_stays_broken() -> None:
     faults = Faults.parse("kill 3 @1; kill 0 @1; cut M1-2 @1; heal M3 @2; heal 2-1 @3", NAMES)
     assert faults.state(1) == State(link("M1", "M2"), frozenset({link("M1", "M2")}))

@@ -60,6 +60,7 @@ def compare_across(
         over = {"mean_rank": dict(ranked.mean), "p": ranked.p, "critical": ranked.critical}
         typer.echo(json.dumps({"tasks": said, "ranks": over}, indent=2))
         return
-    texts = [f"{name}\n\n{show.comparison_text(c, style)}" for name, c in done.items()]
+    head = "% " if style == "latex" else ""
+    texts = [f"{head}{name}\n\n{show.comparison_text(c, style)}" for name, c in done.items()]
     drawn = f"picture: {picture}\n" if picture.exists() else ""
-    typer.echo("\n\n".join([*texts, ranked.table(), f"{drawn}runs: {where}"]))
+    show.say("\n\n".join(texts), f"{ranked.table()}\n\n{drawn}runs: {where}", style)

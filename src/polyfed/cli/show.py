@@ -23,14 +23,13 @@ from polyfed.engines.run import Run
 from polyfed.errors import ConfigError, PolyfedError
 from polyfed.options import as_text, listed
 from polyfed.record.files import write_text
-from polyfed.record.recorder import read_config, read_result
+from polyfed.record.recorder import go_on, read_config, read_result
 from polyfed.report.page import FILE, write_report
 from polyfed.report.pictures import labels_of
 from polyfed.studies import paired
 from polyfed.tasks import Task, picture
 from polyfed.tasks.task import DATA_VARIABLE
 
-_QUICK = "note: --quick only shows the way; its figures mean nothing."
 Style = Literal["text", "markdown", "latex"]
 _LEGEND = "mean accuracy: over the nodes of a run. sent, seconds: of one run."
 
@@ -38,11 +37,14 @@ _LEGEND = "mean accuracy: over the nodes of a run. sent, seconds: of one run."
 def folder(where: Path, as_json: bool, style: Style = "text") -> None:
     """A run or a comparison, finished or not."""
     if not compare.is_comparison(where):
+        if style != "text":
+            raise ConfigError(f"{where} is a single run: --{style} is for comparisons.")
         result(Run.open(where), as_json, fully=True)
         return
     done, planned = compare.progress_of(where)
     if not as_json:
-        typer.echo(_state(where, done == planned, f"{done} of {planned} runs") + "\n")
+        state = _state(where, done == planned, f"{done} of {planned} runs")
+        typer.echo(f"{state}\n", err=style != "text")
     if done or as_json:
         result(compare.open_comparison(where), as_json, style)
 
@@ -86,9 +88,14 @@ def result(
         texts = _run_texts(done, config, fully)
     else:
         texts = [comparison_text(done, style)]
-    note = _QUICK if config["task_options"].get("quick") else ""
     page = f"report: {where / FILE}\n" if (where / FILE).exists() else ""
-    typer.echo("\n\n".join(filter(None, [*texts, note, f"{page}run folder: {where}"])))
+    say("\n\n".join(filter(None, texts)), f"{page}run folder: {where}", style)
+
+
+def say(tables: str, files: str, style: Style) -> None:
+    """Print tables, then where files are; tables for papers are alone on standard output."""
+    typer.echo(tables if style != "text" else f"{tables}\n")
+    typer.echo(files, err=style != "text")
 
 
 def _run_dict(done: Run, config: Mapping[str, Any], fully: bool) -> dict[str, Any]:
@@ -114,7 +121,7 @@ def _run_texts(done: Run, config: Mapping[str, Any], fully: bool) -> list[str]:
 
 
 def _state(where: Path, is_done: bool, done: str) -> str:
-    more = "" if is_done else f"; continue with: polyfed resume {where}"
+    more = "" if is_done else f"; continue with: {go_on(where)}"
     return f"{'finished' if is_done else 'not finished'}: {done}{more}"
 
 

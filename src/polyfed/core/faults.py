@@ -43,11 +43,17 @@ class Faults:
     events: tuple[Event, ...] = ()
 
     @classmethod
-    def parse(cls, script: str, names: Sequence[Name]) -> Faults:
-        """Read a script; raise where it cannot be carried out among these nodes."""
+    def parse(cls, script: str, names: Sequence[Name], rounds: int | None = None) -> Faults:
+        """Read a script; raise where it cannot be carried out by these nodes, in these rounds."""
         names = tuple(sorted(names))
         statements = [text.strip() for text in script.split(";") if text.strip()]
         events = [_event(statement, names) for statement in statements]
+        for statement, event in zip(statements, events, strict=True):
+            if rounds is not None and event.since > rounds:
+                raise ConfigError(
+                    f"fault '{statement}' never happens: the last round is {rounds}. Name an "
+                    "earlier round, or run more."
+                )
         return cls(names, tuple(sorted(events, key=lambda event: event.since)))
 
     def state(self, t: int) -> State:

@@ -64,6 +64,7 @@ class Method(ABC):
     guard: str | None = None
 
     def __post_init__(self) -> None:
+        check.types(self)
         check.at_least(self, "rounds", 0)
         check.positive(self, "batch")
         self._optimiser()

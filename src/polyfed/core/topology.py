@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from polyfed import check
 from polyfed.core.node import Name
 
 
@@ -64,6 +65,9 @@ class Topology(ABC):
     seed: int = field(default=0, repr=False)
     names: tuple[Name, ...] = field(default=(), repr=False)
     topics: Mapping[str, tuple[Name, ...]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        check.types(self)
 
     @property
     def places(self) -> tuple[Name, ...]:

@@ -17,7 +17,7 @@ from polyfed.core.topology import Topology
 from polyfed.engines.local import LocalEngine
 from polyfed.engines.progress import shares
 from polyfed.engines.run import Run, begin, check_run, finish_together, plain, simple
-from polyfed.engines.table import Text, render, size, spread
+from polyfed.engines.table import Text, quick_line, render, size, spread
 from polyfed.errors import ConfigError, RunError
 from polyfed.record.checkpoint import Checkpoint
 from polyfed.record.files import write_text
@@ -60,7 +60,8 @@ class Comparison:
         what = "mean ± standard deviation over" if high > 1 else "from"
         count = f"{high}" if low == high else f"{low} to {high}"
         title = f"Test accuracy, {what} {count} seed{'s' if high > 1 else ''}"
-        return render(title, columns, rows)
+        every = [run for runs in self.runs.values() for run in runs]
+        return render(title, columns, rows, note=quick_line(every))
 
     def as_dict(self) -> dict[str, Any]:
         """Everything the table says, and each seed's figures, for machines."""

@@ -73,6 +73,7 @@ class Settings:
     checkpoint_seconds: float = 0.0
 
     def __post_init__(self) -> None:
+        check.types(self)
         if self.evaluate_every < 1:
             raise ConfigError(f"evaluate_every must be >= 1, got {self.evaluate_every}.")
         check.at_least(self, "checkpoint_every", 0)
@@ -116,7 +117,7 @@ class LocalEngine:
         parties = [n for n in nodes if not any(n is hub for hub in hubs)]
         check_federation([*parties, *(hub for hub in hubs if "train" in hub.data)])
         _check_names([n.name for n in parties], topology, settings)
-        self._faults = Faults.parse(settings.fail or "", [n.name for n in parties])
+        self._faults = Faults.parse(settings.fail or "", [n.name for n in parties], method.rounds)
         if not topology.has_links and any(len(e.what) == 2 for e in self._faults.events):
             raise ConfigError(
                 f"fail {settings.fail!r}: the topology {topology.name} has no links between nodes "

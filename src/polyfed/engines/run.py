@@ -23,7 +23,7 @@ from polyfed.errors import ConfigError, RunError
 from polyfed.record import Ledger, Log, Recorder
 from polyfed.record.checkpoint import Checkpoint
 from polyfed.record.log import read
-from polyfed.record.recorder import read_config, read_result
+from polyfed.record.recorder import go_on, read_config, read_result
 from polyfed.tasks import Task
 from polyfed.train.together import Stack, Trainer
 
@@ -53,6 +53,10 @@ class Run:
     nodes: Mapping[Name, Node] = field(default_factory=dict)
     places: Mapping[Name, Node] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        measured = (m["node"] for m in self.metrics if "node" in m)
+        self.ledger.names = frozenset([*self.accuracy, *self.nodes, *self.places, *measured])
 
     @property
     def mean_accuracy(self) -> float:
@@ -210,6 +214,11 @@ def resume(
         raise RunError(f"{folder} holds a comparison, not a single run.")
     if read_result(folder) is not None:
         return Run.open(folder)
+    if "party" in config:
+        raise RunError(
+            f"{folder} is one party's part of a run across machines. Continue it with: "
+            f"{go_on(folder)}."
+        )
     return finish_together([_reopen(folder, config, method, nodes, suited(progress), {})])[0]
 
 
@@ -334,4 +343,4 @@ def simple(value: Any) -> Any:
         return [simple(v) for v in value]
     if isinstance(value, Mapping):
         return {k: simple(v) for k, v in value.items()}
-    return value
+    return value.item() if hasattr(value, "item") else value  # numpy's numbers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from polyfed.engines import privacy
@@ -13,6 +13,8 @@ from polyfed.topologies.tour import order_by_utility
 
 if TYPE_CHECKING:
     from polyfed.engines.run import Run
+
+_QUICK = "note: --quick only shows the way; its figures mean nothing."
 
 
 class Text(str):
@@ -45,6 +47,12 @@ def as_dict(run: Run, config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def quick_line(runs: Iterable[Run]) -> str:
+    """What to say of figures if any of these runs is of a small version; else nothing."""
+    options = [run.config.get("task_options") or {} for run in runs]
+    return _QUICK if any(each.get("quick") for each in options) else ""
+
+
 def run_table(run: Run, title: str = "") -> Text:
     """Accuracy and bytes of every node, then the mean; a title may say more than the method."""
     rows = [
@@ -61,7 +69,7 @@ def run_table(run: Run, title: str = "") -> Text:
     if rows:
         rows.append(["mean", f"{run.mean_accuracy:.4f}", "", ""])
     columns, rules = ["node", "test accuracy", "sent", "received"], (-1,) if rows else ()
-    return render(title, columns, rows, rules)
+    return render(title, columns, rows, rules, note=quick_line([run]))
 
 
 def utilities_table(run: Run) -> Text:
@@ -175,6 +183,7 @@ def render(
     rows: Sequence[Sequence[str]],
     rules: Sequence[int] = (),
     left: Sequence[int] = (0,),
+    note: str = "",
 ) -> Text:
     """Plain text: columns `left` to the left, the others right, a rule before rows `rules`."""
     widths = [max(len(r[i]) for r in [columns, *rows]) for i in range(len(columns))]
@@ -189,4 +198,5 @@ def render(
     rule = "-" * len("  ".join("x" * w for w in widths))
     before = {r % len(rows) for r in rules}
     body = [x for i, row in enumerate(rows) for x in ([rule] if i in before else []) + [line(row)]]
-    return Text("\n".join([title, rule, line(columns), rule, *body]))
+    end = [note] if note else []
+    return Text("\n".join([title, rule, line(columns), rule, *body, *end]))

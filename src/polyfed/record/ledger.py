@@ -11,6 +11,7 @@ import torch
 
 from polyfed.core.message import Message
 from polyfed.core.node import Name
+from polyfed.errors import UnknownNameError
 from polyfed.record.log import Log
 
 
@@ -44,10 +45,15 @@ def _described(
 
 
 class Ledger:
-    """The messages of a run, and sums over them."""
+    """The messages of a run, and sums over them.
+
+    Attributes:
+        names: who took part, whether they said anything or not; empty where nobody has said so.
+    """
 
     def __init__(self, log: Log) -> None:
         self._log = log
+        self.names: frozenset[Name] = frozenset()
 
     def enter(self, tick: int, source: Name, to: Name, message: Message, hops: int = 1) -> None:
         """Write down a message that crosses from `source` to `to`, over so many links."""
@@ -80,8 +86,16 @@ class Ledger:
 
     def bytes_sent(self, node: Name | None = None) -> int:
         """Bytes that left a node (of all, if none is named)."""
-        return sum(r["bytes"] for r in self._log.records if node in (None, r["source"]))
+        found = sum(r["bytes"] for r in self._log.records if node in (None, r["source"]))
+        return found or self._nothing(node)
 
     def bytes_received(self, node: Name) -> int:
         """Bytes that reached a node."""
-        return sum(r["bytes"] for r in self._log.records if r["to"] == node)
+        return sum(r["bytes"] for r in self._log.records if r["to"] == node) or self._nothing(node)
+
+    def _nothing(self, node: Name | None) -> int:
+        """No bytes, unless there is no such node."""
+        known = {*self.names, *(name for r in self._log.records for name in (r["source"], r["to"]))}
+        if self.names and node is not None and node not in known:
+            raise UnknownNameError("node", node, known)
+        return 0

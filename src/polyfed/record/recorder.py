@@ -134,6 +134,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     return dict(config)
 
 
+def go_on(folder: Path) -> str:
+    """What to type to continue a run that is not finished."""
+    if "party" in read_config(folder):
+        return "polyfed peer SITE.yaml, at its site (on Flower: polyfed hub or polyfed node)"
+    return f"polyfed resume {folder}"
+
+
 def read_result(folder: Path) -> dict[str, Any] | None:
     """The result of a finished run; None while it is not."""
     path = folder / _RESULT

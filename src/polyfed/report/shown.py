@@ -49,6 +49,9 @@ class Run(running.Run):
         """
         return _report({self.method: [self]}, self.folder, path)
 
+    def __repr__(self) -> str:
+        return str(self.table())
+
     def _repr_html_(self) -> str:
         return _notebook(self.table(), {self.method: [self]})
 
@@ -72,6 +75,9 @@ class Comparison(comparing.Comparison):
             path: where; None is `report.html` in the comparison's folder, or here if it has none.
         """
         return _report(self.runs, self.folder, path)
+
+    def __repr__(self) -> str:
+        return str(self.table())
 
     def _repr_html_(self) -> str:
         return _notebook(self.table(), self.runs)

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from polyfed.engines.compare import Comparison
-from polyfed.engines.table import Text, count, render, spread
+from polyfed.engines.table import Text, count, quick_line, render, spread
 from polyfed.experiments.verdict import ALPHA, order
 
 FEWEST = 5  # pairs: with fewer no p can reach alpha
@@ -143,9 +143,11 @@ def _cells(comparison: Comparison, bold: str, sign: str) -> tuple[list[str], lis
         marked = label + (_MARK if label in beaten else "")
         rows.append([marked, *(_cell(column, label, bold, sign) for column in columns)])
     seeds = count(max(map(len, runs.values())), "seed")
-    star = f" {_MARK}: below the best by more than noise (signed-rank, Holm, alpha {ALPHA:g})."
+    star = f"{_MARK}: below the best by more than noise (signed-rank, Holm, alpha {ALPHA:g})."
     note = f"Test accuracy, mean {sign} standard deviation over {seeds}; bold: highest mean."
-    return ["method", *nodes, "mean"], rows, note + (star if beaten else "")
+    quick = quick_line(run for each in runs.values() for run in each)
+    said = [note, star if beaten else "", quick]
+    return ["method", *nodes, "mean"], rows, " ".join(filter(None, said))
 
 
 def _cell(column: Mapping[str, Sequence[float]], label: str, bold: str, sign: str) -> str:

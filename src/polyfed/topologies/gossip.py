@@ -48,6 +48,7 @@ class Gossip(Topology):
     every: int = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check.at_least(self, "cycles", 1)
         check.at_least(self, "every", 1)
         check.one_of(self, "pairs", ("matching", "sequential"))

@@ -28,6 +28,7 @@ class Groups(Topology):
     every: int = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check.at_least(self, "every", 1)
 
     @property

@@ -219,6 +219,7 @@ class Pipeline(Loop):
     merge: Literal["mean", "replace"] = "mean"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check.at_least(self, "tokens", 0)
         check.one_of(self, "merge", ("mean", "replace"))
         if self.tokens and self.merge == "mean":
