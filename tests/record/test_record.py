@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -27,7 +28,7 @@ from polyfed.core.message import Message
 from polyfed.core.model import Model
 from polyfed.core.node import Node
 from polyfed.engines.run import Run
-from polyfed.errors import RunError
+from polyfed.errors import RunError, UnknownNameError
 from polyfed.record import Ledger, Log, Recorder, checkpoint
 from polyfed.record.files import write_atomically, write_text
 from polyfed.record.log import read
@@ -163,6 +164,25 @@ def test_ledger_sums() -> None:
         {"name": "a", "shape": [3], "dtype": "float32", "bytes": 12},
         {"name": "b", "shape": [2, 2], "dtype": "float64", "bytes": 32},
     ]
+
+
+def test_a_node_that_there_is_not_has_sent_nothing_and_says_so(tmp_path: Path) -> None:
+    run = pf.run(pf.FedAvg(rounds=1, batch=8), tiny(), absent={1: ["M1"]}, folder=tmp_path / "run")
+    for ledger in (run.ledger, Run.open(tmp_path / "run").ledger):
+        assert (ledger.bytes_sent("M0"), ledger.bytes_received("M0")) == (588, 580)
+        assert ledger.bytes_sent("M1") == 0
+        for told in (ledger.bytes_sent, ledger.bytes_received):
+            with pytest.raises(UnknownNameError, match=r"'m0'.*There are: M0, M1, M2, hub"):
+                told("m0")
+    alone = pf.run(pf.Local(rounds=1, batch=8), tiny()).ledger
+    assert alone.bytes_sent("M2") == 0
+    with pytest.raises(UnknownNameError):
+        alone.bytes_sent("nobody")
+
+
+def test_numpy_s_numbers_are_written_as_numbers(tmp_path: Path) -> None:
+    pf.run(pf.Local(rounds=0, lr=np.float64(0.25)), tiny(), folder=tmp_path / "run")
+    assert read_config(tmp_path / "run")["options"]["lr"] == 0.25
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------

@@ -45,6 +45,13 @@ def test_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert b"fedavg and local" in both.report(tmp_path / "both.html").read_bytes()
 
 
+def test_at_a_prompt_a_run_is_its_table() -> None:
+    run = pf.run(METHOD, tiny())
+    assert repr(run) == str(run.table())
+    both = pf.compare([METHOD], tiny(), seeds=1)
+    assert repr(both) == str(both.table())
+
+
 def test_a_report_that_cannot_be_written_loses_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

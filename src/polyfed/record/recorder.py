@@ -31,7 +31,7 @@ from polyfed.record.log import Log
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # an eighth of the time
 FORMAT = 1
 _LOGS = ("metrics", "ledger", "faults")
-_CONFIG, _RESULT, _LOCK = "config.yaml", "result.json", ".lock"
+CONFIG, _RESULT, _LOCK = "config.yaml", "result.json", ".lock"
 
 
 class Recorder:
@@ -58,7 +58,7 @@ class Recorder:
         try:
             _make_empty(folder)  # another process may have begun before the lock was ours
             text = yaml.safe_dump({"format": FORMAT, **config}, sort_keys=False)
-            write_text(folder / _CONFIG, text)
+            write_text(folder / CONFIG, text)
             _write_environment(folder)
             return cls(folder, {name: Log(folder / f"{name}.jsonl") for name in _LOGS}, lock)
         except BaseException:
@@ -109,7 +109,7 @@ class Recorder:
 
 def _check_there(folder: Path) -> None:
     """A folder that went away would come back with a checkpoint or a result, and nothing else."""
-    if not (folder / _CONFIG).exists():
+    if not (folder / CONFIG).exists():
         raise RunError(
             f"{folder} is gone: it was removed or moved while the run went on, and with it what "
             "the run had written. Begin it again, in a folder that nothing else empties."
@@ -118,9 +118,9 @@ def _check_there(folder: Path) -> None:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The configuration of a run folder, if this version can read it."""
-    path = folder / _CONFIG
+    path = folder / CONFIG
     if not path.exists():
-        raise RunError(f"{folder} is not a run folder: it has no {_CONFIG}.")
+        raise RunError(f"{folder} is not a run folder: it has no {CONFIG}.")
     try:
         config = _SafeLoader(path.read_text(encoding="utf-8")).get_single_data()
     except (yaml.YAMLError, UnicodeDecodeError) as error:
