@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -67,6 +68,18 @@ sys.exit(", ".join(sorted(heavy & set(sys.modules))) or 0)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_torch_s_idle_threads_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all cores are busy, threads that spin while they wait take hundredfold as long."""
+    found: dict[str, str] = {}
+    monkeypatch.setattr(commands, "app", lambda **_: found.update(os.environ))
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    commands.main()
+    assert found["OMP_WAIT_POLICY"] == "ACTIVE"
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    commands.main()
+    assert found["OMP_WAIT_POLICY"] == "PASSIVE"
 
 
 def test_version() -> None:
@@ -174,7 +187,15 @@ def test_run_prints_tables_and_the_folder() -> None:
 
 
 def test_quick_figures_are_marked() -> None:
-    assert "its figures mean nothing" in call("run", "local", "--quick", *TINY).stdout
+    said = "--quick only shows the way; its figures mean nothing."
+    assert call("run", "local", "--quick", *TINY, "--folder", "one").stdout.count(said) == 1
+    assert call("show", "one").stdout.count(said) == 1
+    call("compare", "local", "--quick", *TINY, "--seeds", "1", "--folder", "two")
+    for style in ((), ("--latex",), ("--markdown",)):
+        assert call("show", "two", *style).stdout.count(said) == 1
+    assert said not in call("run", "local", *TINY).stdout
+    for folder in ("one", "two"):
+        assert json.dumps(said) in Path(folder, "report.html").read_text()
     assert "mean nothing" not in call("run", "local", *TINY).stdout
 
 
@@ -299,6 +320,13 @@ def test_default_folders_are_unique(monkeypatch: pytest.MonkeyPatch) -> None:
         (("tasks", "digts"), "Did you mean 'digits'?"),
         (("tasks", "digits", "--labls", "4"), "Did you mean 'labels'?"),
         (("tasks", "--quick"), "name one, as in `polyfed tasks digits`"),
+        (("tasks", "digits", "--picture", "x.png"), "the picture is SVG. Call it NAME.svg."),
+        (("run", "local", "--rounds", "2.5"), "error: method local, rounds: '2.5' does not fit."),
+        (("compare", "local:rounds=2.5"), "error: method local, rounds: '2.5' does not fit."),
+        (
+            ("run", "li", "--fail", "cut 0-1 @30", "--rounds", "20"),
+            "error: fault 'cut 0-1 @30' never happens: the last round is 20.",
+        ),
         (("show", "nowhere"), "error: nowhere is not a run folder"),
         (("resume", "nowhere"), "error: nowhere is not a run folder"),
     ],
@@ -399,6 +427,15 @@ def test_resume_ends_where_an_uninterrupted_run_does() -> None:
     assert again["bytes_sent"] == whole["bytes_sent"]
     assert results(Path("here")) == wanted
     assert metrics(Path("here")) == measured
+
+
+def test_a_party_s_part_of_a_run_goes_on_at_its_site() -> None:
+    as_json("run", "local", *TINY, "--folder", "here")
+    Path("here/result.json").unlink()
+    with Path("here/config.yaml").open("a") as config:
+        config.write("party: M0\n")  # as the engines across machines do
+    assert "continue with: polyfed peer SITE.yaml, at its site" in call("show", "here").stdout
+    assert "one party's part of a run across machines" in fails("resume", "here")
 
 
 def test_resume_of_a_finished_run_only_shows_it() -> None:

@@ -27,6 +27,29 @@ def test_pairs_and_tables_for_papers() -> None:
     assert "choose one" in call("show", "here", "--latex", "--markdown", code=2).stderr
 
 
+@pytest.mark.parametrize("style", ["--latex", "--markdown"])
+def test_a_table_for_a_paper_is_alone_on_standard_output(style: str) -> None:
+    begins, ends = (r"\begin{tabular}", "\n") if style == "--latex" else ("| method", "\n")
+    made = call(*TWO, "--folder", "here", "--labels", "2", style)
+    shown = call("show", "here", style)
+    assert made.stdout == shown.stdout
+    assert made.stdout.startswith(begins)
+    assert made.stdout.endswith(f"bold: highest mean.{ends}")
+    assert made.stderr.endswith("report: here/report.html\nrun folder: here\n")
+    assert shown.stderr.startswith("finished: 4 of 4 runs\n")
+    one = call("show", "here/local/seed-0", style, code=2)
+    assert f"here/local/seed-0 is a single run: {style} is for comparisons" in one.stderr
+
+
+def test_tables_of_several_tasks_for_a_paper() -> None:
+    both = ("--task", "digits,attributes", "--labels", "2", "--quick", "--folder", "here")
+    made = call(*TWO, *both, "--latex")
+    assert made.stdout.startswith("% digits\n\n\\begin{tabular}")
+    assert made.stdout.count("its figures mean nothing.") == 2
+    assert "Mean rank over 2 tasks" in made.stderr
+    assert "runs: here" in made.stderr
+
+
 def test_several_tasks_are_ranked() -> None:
     both = ("--task", "digits,attributes", "--labels", "2", "--quick", "--folder", "here")
     text = call(*TWO, *both).stdout

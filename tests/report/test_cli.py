@@ -25,6 +25,24 @@ def test_report(make: Any, tmp_path: Path) -> None:
     assert said == {"report": str(out), "bytes": out.stat().st_size}
 
 
+def test_several_runs_leave_the_report_of_each(
+    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _ = make("one"), make("other", method="local", topology="alone")
+    call("report", str(one))
+    own = (one / "report.html").read_bytes()
+    monkeypatch.chdir(tmp_path)
+    assert call("report", "one", "other") == "report: report.html\n"
+    assert "fedavg and local" in Path("report.html").read_text()
+    for out in ("one/report.html", "other/report.html", str(one / "report.html")):
+        assert "is that run's own report" in call("report", "one", "other", "--out", out, code=2)
+    assert "own report" in call("report", "other", "--out", "one/report.html", code=2)
+    monkeypatch.chdir(one)
+    assert "is that run's own report" in call("report", ".", "../other", code=2)
+    assert (one / "report.html").read_bytes() == own
+    assert call("report", "../one") == "report: ../one/report.html\n"
+
+
 def test_errors_are_one_line(tmp_path: Path) -> None:
     assert call("report", str(tmp_path), code=2).startswith("error: ")
     assert call("watch", str(tmp_path), code=2).startswith("error: ")

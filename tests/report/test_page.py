@@ -79,6 +79,20 @@ def test_several_runs_are_told_apart(make: Any) -> None:
     assert [len(row["mean"]) for row in data["headline"]["rows"]] == [2, 1, 1]
 
 
+def test_a_seed_counts_once(make: Any) -> None:
+    first, again = make("a", seed=0), make("b", seed=0)
+    data = collect([first, again, make("c", seed=1), first])
+    assert [run["seed"] for run in data["runs"]] == [0, 1]
+    said = f"is not counted: {first} has its settings and its seed."
+    assert data["notes"] == [f"{again} {said}", f"{first} {said}"]
+
+
+def test_what_is_left_out_is_said(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polyfed.report.collect.MOST_RUNS", 2)
+    data = collect([make(str(seed), seed=seed) for seed in range(3)])
+    assert (len(data["runs"]), data["notes"]) == (2, ["The first 2 of 3 runs are shown."])
+
+
 def test_only_runs_of_one_task_are_compared(make: Any) -> None:
     made = [
         make(f"{task}-{method}-{s}", task=task, method=method, seed=s, lift=lift)
@@ -95,7 +109,7 @@ def test_only_runs_of_one_task_are_compared(make: Any) -> None:
 def test_a_comparison_and_its_runs_so_far(make: Any, tmp_path: Path) -> None:
     folder = tmp_path / "both"
     make("both/fedavg/seed-0")
-    make("both/fedavg/seed-1", finished=False)
+    make("both/fedavg/seed-1", seed=1, finished=False)
     config = {
         "format": 1, "task": None, "task_options": {}, "seeds": [0, 1], "settings": {},
         "methods": {"fedavg": {"method": "fedavg", "options": {}}, "local": {"method": "local"}},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -66,6 +67,7 @@ app = typer.Typer(
 
 def main() -> None:
     """What `polyfed` on the command line calls."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's idle threads sleep, not spin
     app(prog_name="polyfed")
 
 

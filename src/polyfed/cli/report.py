@@ -13,7 +13,10 @@ from polyfed.cli.dynamic import Command
 
 Folders = Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of runs")]
 Out = Annotated[
-    Path | None, typer.Option("--out", help="where to write; else report.html in the first folder")
+    Path | None,
+    typer.Option(
+        "--out", help="where to write; else report.html, in the run's folder, of several runs here"
+    ),
 ]
 Maps = Annotated[
     bool, typer.Option("--maps", help="also 2-D maps of representations; seconds each")

@@ -155,6 +155,8 @@ def configuration(
 
 def task(chosen: Task, seed: int, svg: Path | None, as_json: bool) -> None:
     """Options, and who holds what; without the task's files, how to say where they are."""
+    if svg and svg.suffix != ".svg":
+        raise ConfigError(f"--picture {svg}: the picture is SVG. Call it NAME.svg.")
     given = getattr(chosen, "data", None) or os.environ.get(DATA_VARIABLE)
     has_data = given or svg or not chosen.needs_data
     labels, classes = labels_of(chosen.nodes(seed)) if has_data else ({}, [])
@@ -173,6 +175,8 @@ def task(chosen: Task, seed: int, svg: Path | None, as_json: bool) -> None:
         where = f"Who holds what: polyfed tasks {chosen.name} --data DIR"
         nothing = "No node has labels for training." if has_data else where
         typer.echo(f"{title}\n\n{text}" if text else nothing)
+        if svg:
+            typer.echo(f"picture: {svg}")
 
 
 def listing(entries: Iterable[Mapping[str, Any]], as_json: bool = False) -> None:

@@ -14,7 +14,7 @@ from polyfed.topologies.tour import order_by_utility
 if TYPE_CHECKING:
     from polyfed.engines.run import Run
 
-_QUICK = "note: --quick only shows the way; its figures mean nothing."
+_QUICK = "--quick only shows the way; its figures mean nothing."
 
 
 class Text(str):

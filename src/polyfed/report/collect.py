@@ -16,7 +16,7 @@ from polyfed import __version__, methods
 from polyfed.core.node import Node
 from polyfed.engines.compare import folders_of
 from polyfed.engines.run import Run
-from polyfed.engines.table import rounds_done
+from polyfed.engines.table import quick_line, rounds_done
 from polyfed.errors import PolyfedError, RunError
 from polyfed.options import as_text
 from polyfed.record.ledger import Crossing
@@ -73,7 +73,8 @@ def about(
         commands: the lines that repeat all of them.
         with_maps: also maps of representations, of the first seed of every label.
     """
-    left_out, sources = max(0, len(sources) - MOST_RUNS), _told_apart(sources[:MOST_RUNS])
+    sources, again = _once(_told_apart(sources))
+    found, sources = len(sources), sources[:MOST_RUNS]
     groups: dict[str, dict[int, Run]] = {}
     on_task: dict[str, dict[str, dict[int, Run]]] = {}  # only runs of one task can be compared
     for source in sources:
@@ -86,7 +87,11 @@ def about(
     return {
         "version": __version__,
         "title": _title(sources),
-        "left_out": left_out,
+        "notes": [
+            *filter(None, [quick_line([source.run for source in sources])]),
+            *again,
+            *([f"The first {MOST_RUNS} of {found} runs are shown."] if found > MOST_RUNS else []),
+        ],
         "headline": {"rows": headline.rows(groups), "verdicts": verdicts},
         "runs": [_run(s, federations, share, firsts.get(s.label) == s.seed) for s in sources],
         "tasks": federations.shown,
@@ -121,6 +126,18 @@ def _told_apart(sources: Sequence[Source]) -> list[Source]:
     for source in named:
         kinds.setdefault(source.label, []).append(_kind(source.config))
     return [Source(s.run, _own_label(s, kinds[s.label])) for s in named]
+
+
+def _once(sources: Sequence[Source]) -> tuple[list[Source], list[str]]:
+    """Runs of one label and seed are the same run: the first of them, and a note on the others."""
+    kept: dict[tuple[str, int], Source] = {}
+    notes = []
+    for source in sources:
+        first = kept.setdefault((source.label, source.seed), source)
+        if first is not source:
+            one, other = first.run.folder, source.run.folder
+            notes.append(f"{other} is not counted: {one} has its settings and its seed.")
+    return list(kept.values()), notes
 
 
 def _own_label(source: Source, alike: Sequence[Mapping[str, Any]]) -> str:

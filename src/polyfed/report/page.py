@@ -10,7 +10,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from polyfed.errors import RunError
 from polyfed.record.files import write_text
+from polyfed.record.recorder import CONFIG
 from polyfed.report.collect import collect
 
 FILE = "report.html"
@@ -28,11 +30,16 @@ def write_report(
 
     Args:
         folders: of runs and of comparisons, finished or not.
-        path: where to write; None is `report.html` in the first folder.
+        path: where to write; None is `report.html`, in the folder of a single one, else here. The
+            own report of another run is not overwritten.
         with_maps: also maps of representations, which take seconds each.
     """
     found = [Path(folder) for folder in folders]
-    where = found[0] / FILE if path is None else Path(path)
+    where = Path(path or (found[0] / FILE if len(found) == 1 else FILE))
+    owner = where.resolve().parent
+    is_own = [folder.resolve() for folder in found] == [owner]
+    if where.name == FILE and (owner / CONFIG).exists() and not is_own:
+        raise RunError(f"{where} is that run's own report. Name another file (--out FILE.html).")
     write_text(where, html(collect(found, with_maps=with_maps)))
     return where
 

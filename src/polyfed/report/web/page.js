@@ -67,6 +67,7 @@ function build() {
       { class: "facts" },
       facts.map(fact => el("span", {}, fact)),
     ),
+    ...data.notes.map(note => el("p", { class: "note" }, note)),
     ...made,
   );
   document

@@ -29,7 +29,6 @@ function resultSection(id, title) {
   const rule = said(
     "More than noise: runs of one seed are a pair, and an exact one-sided Wilcoxon signed-rank test on their differences has p of at most 0.05.",
   );
-  const left = data.left_out ? said(`${data.left_out} more runs are not in this page.`) : null;
   return sectionOf(
     id,
     title,
@@ -37,7 +36,7 @@ function resultSection(id, title) {
     el(
       "div",
       { class: "stack" },
-      card(list, methodTable(rows), labels().length > 1 && rule, left),
+      card(list, methodTable(rows), labels().length > 1 && rule),
       rows.some(r => r.mean.length) ? dots : null,
     ),
   );
