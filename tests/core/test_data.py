@@ -82,8 +82,9 @@ def test_a_tensor_is_taken_as_it_is() -> None:
         (Items([(X[0], 1), (X[0, :1], 1)]), "items of Items do not stack"),
         (Items([{"x": 1}]), "items of Items do not stack"),
         ((X, Y[:5]), "6 inputs but 5 labels"),
-        (3.0, "a single number, expected one input per row"),
-        (["a", "b", "c"], "list is neither tensor nor array"),
+        ((X, 1), "the labels are a single number, expected one per row"),
+        (3.0, "a single number, expected one per row"),
+        (["a", "b", "c"], "a list does not become a tensor"),
     ],
 )
 def test_sources_that_are_refused(source: object, text: str) -> None:

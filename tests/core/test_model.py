@@ -246,6 +246,22 @@ def test_output_size_leaves_modes_alone() -> None:
     assert {n: m.training for n, m in model.net.named_modules()} == modes
 
 
+@pytest.mark.usefixtures("untyped")
+@pytest.mark.parametrize(
+    ("net", "head", "text"),
+    [
+        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), 1, "a part is a module's name.*got 1"),
+        (nn.Sequential(nn.Linear(2, 2)), nn.Linear(2, 2), "a part is a module's name.*got Linear"),
+        (nn.Linear, "weight", "a network is an nn.Module.*got <class"),
+        (nn.LazyLinear(2), "weight", "lazy modules.*call it once on a batch"),
+    ],
+)
+def test_what_is_no_network_or_no_name(net: nn.Module, head: str, text: str) -> None:
+    """A lazy network would get its weights from nobody's stream."""
+    with pytest.raises(ModelError, match=text):
+        Model.split(net, trunk=..., head=head)
+
+
 @pytest.mark.parametrize(
     ("parts", "error", "text"),
     [

@@ -113,7 +113,7 @@ def test_nothing_finished(tmp_path: Path) -> None:
         ([LOCAL], {"device": "gpu"}, ConfigError, "unknown device 'gpu'"),
         ([LOCAL], {"evaluate_every": 0}, ConfigError, "evaluate_every must be >= 1"),
         ([LOCAL], {"absent": {1: ["M9"]}}, UnknownNameError, "unknown absent node 'M9'"),
-        ([LOCAL], {"evalute_every": 2}, TypeError, "evalute_every"),
+        ([LOCAL], {"evalute_every": 2}, UnknownNameError, "evalute_every"),
         ({"a b": LOCAL, "a-b": FEDAVG}, {}, ConfigError, "'a-b' cannot name a folder beside 'a b'"),
         ({"..": LOCAL}, {}, ConfigError, r"label '\.\.' cannot name a folder"),
         ({"": LOCAL}, {}, ConfigError, "label '' cannot name a folder"),

@@ -184,6 +184,19 @@ def test_every_node_is_evaluated_on_its_own_test_split() -> None:
         assert done.accuracy[name] == float((predicted == own.y).double().mean())
 
 
+def test_a_nodes_own_score_is_what_it_is_judged_by() -> None:
+    nodes = [replace(node, score=lambda model, split: 0.25) for node in tiny()]
+    assert set(run(Joint(rounds=1, local_epochs=1), nodes).accuracy.values()) == {0.25}
+
+
+def test_nodes_without_labels_are_an_error() -> None:
+    def bare(node: Node) -> Node:
+        return replace(node, data=Data(train=node.data["train"].x, test=node.data["test"]))
+
+    with pytest.raises(DataError, match="no node has labels in split 'train'"):
+        run(Joint(rounds=1), [bare(node) for node in tiny()])
+
+
 def test_heads_may_differ_and_a_node_may_lack_splits(
     plain_nodes: Callable[..., list[Node]], without: Callable[..., Node]
 ) -> None:

@@ -1,7 +1,9 @@
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -11,6 +13,7 @@ from torch import Tensor
 from polyfed.errors import ConfigError, DataError
 from polyfed.random import stream
 from polyfed.tasks import files
+from polyfed.tasks.partition import IID
 from polyfed.tasks.split import (
     SPLITS,
     FedLinkedSplit,
@@ -166,6 +169,26 @@ def test_largest_remainder_is_the_closest_rounding(n: int, weights: list[int]) -
         for j, _ in enumerate(got):
             gain = (got[i] * total - exact[i]) - (got[j] * total - exact[j])
             assert i == j or got[i] == 0 or gain <= total
+
+
+@pytest.mark.usefixtures("untyped")
+@pytest.mark.parametrize("change", [np.asarray, torch.Tensor.int, lambda y: y.to(torch.uint8)])
+def test_labels_to_deal_by_may_be_any_whole_numbers(change: Callable[[Tensor], Tensor]) -> None:
+    y, fractions = torch.arange(20) % 4, {"train": 0.5, "test": 0.5}
+    found = stratified(change(y), fractions, stream(0))
+    wanted = stratified(y, fractions, stream(0))
+    assert all(torch.equal(found[name], wanted[name]) for name in fractions)
+    dealt, same = (IID().assign(each, 2, stream(0)) for each in (change(y), y))
+    assert all(map(torch.equal, dealt, same))
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.float, lambda y: y[:, None]])
+def test_other_labels_to_deal_by_are_refused(change: Callable[[Tensor], Tensor]) -> None:
+    y = change(torch.arange(20) % 4)
+    with pytest.raises(DataError, match=r"labels to deal by must be whole numbers.*Fix: y.long"):
+        stratified(y, {"train": 0.5, "test": 0.5}, stream(0))
+    with pytest.raises(DataError, match=r"labels to deal by must be whole numbers"):
+        IID().assign(y, 2, stream(0))
 
 
 def test_stratified_is_a_function_of_the_generator() -> None:

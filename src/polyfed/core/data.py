@@ -29,8 +29,9 @@ class Split:
     y: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.x.dim() == 0:
-            raise DataError("the inputs are a single number, expected one input per row.")
+        for what, t in (("inputs", self.x), ("labels", self.y)):
+            if t is not None and t.dim() == 0:
+                raise DataError(f"the {what} are a single number, expected one per row.")
         if self.y is not None and len(self.x) != len(self.y):
             raise DataError(f"{len(self.x)} inputs but {len(self.y)} labels.")
 
@@ -183,11 +184,14 @@ def _is_finite(x: Tensor) -> bool:
 
 def _tensor(source: Any) -> Tensor:
     try:
-        return torch.as_tensor(source)
+        made = torch.as_tensor(source)
     except (RuntimeError, TypeError, ValueError) as error:
         raise DataError(
-            f"{type(source).__name__} is neither tensor nor array nor map-style Dataset: {error}."
+            f"a {type(source).__name__} does not become a tensor: {error}. Give tensors or arrays "
+            "of numbers, (x, y), or a map-style Dataset. Fix: x.to_numpy() of a table; class "
+            "numbers 0, 1, ... in place of names."
         ) from error
+    return made.detach() if made.requires_grad else made
 
 
 def _labels(y: Tensor) -> Tensor:

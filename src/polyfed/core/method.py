@@ -32,6 +32,7 @@ from polyfed.core.phase import (
     Rule,
     cross_entropy,
 )
+from polyfed.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,8 @@ class Method(ABC):
         check.types(self)
         check.at_least(self, "rounds", 0)
         check.positive(self, "batch")
+        if self.batch > 1 and self.batch != int(self.batch):
+            raise ConfigError(f"batch is a whole number, or a share below 1, got {self.batch}.")
         self._optimiser()
         Guard.parse(self.guard)
 

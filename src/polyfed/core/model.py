@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from polyfed.core.message import Spec, TensorSpec
 from polyfed.errors import ModelError, UnknownNameError
@@ -81,6 +82,8 @@ class Model:
         >>> Model.split(net, trunk=..., head="2").names("trunk")
         ['0.weight', '0.bias']
         """
+        if not isinstance(net, nn.Module):
+            raise ModelError(f"a network is an nn.Module such as nn.Linear(4, 2), got {net!r}.")
         rest = [part for part, modules in parts.items() if modules is ...]
         if len(rest) > 1:
             raise ModelError(f"only one part can be '...' (the rest), got {', '.join(rest)}.")
@@ -112,27 +115,46 @@ class Model:
 
     def output(self, x: Tensor, part: str) -> Tensor:
         """What leaves `part` when `x` enters the network: the input of the part after it."""
-        self._check_parts([part])
+        self.check_parts([part])
         order = list(self.parts)
         following = order[order.index(part) + 1 :]
         if not following:
             return self(x)
-        handles = [  # also on what the modules contain: a ModuleList itself is never called
-            inner.register_forward_pre_hook(_raise_input, with_kwargs=True)
-            for module in self._modules(following[0])
-            for inner in module.modules()
-        ]
         try:
-            self(x)
+            with self._on_entry({following[0]: _raise_input}):
+                self(x)
         except _ReachedError as reached:
             return _widened(reached.value)
-        finally:
-            for handle in handles:
-                handle.remove()
         raise ModelError(
             f"the forward pass never reached part '{following[0]}' "
             f"({', '.join(self.parts[following[0]])}), so part '{part}' has no output."
         )
+
+    def order(self, x: Tensor) -> list[str]:
+        """The parts that have modules, in the order in which `x` enters them."""
+        met: dict[str, None] = {}
+
+        def enters(part: str) -> Callable[..., None]:
+            return lambda *_: met.setdefault(part)
+
+        with self._on_entry({part: enters(part) for part in self.parts}):
+            self(x)
+        return list(met)
+
+    @contextmanager
+    def _on_entry(self, hooks: Mapping[str, Callable[..., None]]) -> Iterator[None]:
+        """Call a function whenever a part's modules are called."""
+        handles = [  # also on what the modules contain: a ModuleList itself is never called
+            inner.register_forward_pre_hook(hook, with_kwargs=True)
+            for part, hook in hooks.items()
+            for module in self._modules(part)
+            for inner in module.modules()
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def output_size(self, x: Tensor, part: str) -> int:
         """Width of what leaves `part`; it must be one vector per sample."""
@@ -199,7 +221,7 @@ class Model:
 
         A parameter that its owner froze stays frozen.
         """
-        self._check_parts(parts)
+        self.check_parts(parts)
         moving = parts or tuple(self.parts)
         parameters = [p for p in self.parameters(*moving) if p.requires_grad]
         if not parameters:
@@ -224,7 +246,7 @@ class Model:
 
     def _stored(self, parts: Iterable[str]) -> dict[str, Tensor]:
         """The parameters and buffers of these parts (of all, if none is given) themselves."""
-        self._check_parts(parts)
+        self.check_parts(parts)
         wanted = {n for p in (parts or self.parts) for n in self._names[p]}
         return {name: t for name, t in self.net.state_dict().items() if name in wanted}
 
@@ -232,7 +254,8 @@ class Model:
         known = dict(self.net.named_modules(remove_duplicate=False))
         return (known[name] for name in self.parts[part] if name in known)
 
-    def _check_parts(self, parts: Iterable[str]) -> None:
+    def check_parts(self, parts: Iterable[str]) -> None:
+        """Raise if a part is none of the model's."""
         for part in parts:
             if part not in self.parts:
                 raise UnknownNameError("part", part, self.parts)
@@ -252,7 +275,13 @@ def _widened(x: Tensor) -> Tensor:
 
 
 def _as_names(modules: str | Sequence[str]) -> tuple[str, ...]:
-    return (modules,) if isinstance(modules, str) else tuple(modules)
+    names = (modules,) if isinstance(modules, str) else modules
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        raise ModelError(
+            f"a part is a module's name, several names, or '...', got {modules!r}. Names stand in "
+            "[name for name, _ in net.named_modules()]; of a Sequential they are '0', '1', ..."
+        )
+    return tuple(names)
 
 
 def _within(name: str, module: str) -> bool:
@@ -288,6 +317,11 @@ def _complement(net: nn.Module, taken: set[str]) -> tuple[str, ...]:
 
 
 def _check_cover(net: nn.Module, names: Mapping[str, frozenset[str]]) -> None:
+    if any(map(is_lazy, net.parameters())):
+        raise ModelError(
+            "the network has lazy modules, whose weights do not exist yet. Fix: call it once on a "
+            "batch, inside polyfed.random.ambient(0, 'init'), and split it then."
+        )
     for name in net.state_dict():
         owners = [part for part, owned in names.items() if name in owned]
         if not owners:

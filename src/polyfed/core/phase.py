@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from polyfed import check
 from polyfed.core.model import Model
-from polyfed.errors import ConfigError
+from polyfed.errors import ConfigError, DataError
 
 OptimiserName = Literal["sgd", "adam", "adamw"]
 
@@ -72,6 +72,13 @@ class CrossEntropy(PerSample):
     def _labels(self, y: Tensor | None) -> Tensor:
         if y is None:
             raise ConfigError("cross_entropy needs labels, but this split has none.")
+        are_shares = y.dim() > 1 and y.shape[1] > 1
+        if y.dim() < 3 and (y.is_floating_point() != are_shares or y.shape[1:] == (1,)):
+            raise DataError(
+                "cross_entropy takes whole class numbers, one a sample, or a share for every "
+                f"class, got labels of shape {list(y.shape)} and {y.dtype}. Fix: y.long() for "
+                "numbers, y.squeeze(1) for a column, y.argmax(1) for one-hot."
+            )
         return y
 
 
@@ -247,6 +254,8 @@ class Phase:
     stop: EarlyStop | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.parts, str):
+            raise ConfigError(f"phase '{self.label}': write parts=('{self.parts}',), a tuple.")
         if (self.epochs is None) == (self.steps is None):
             raise ConfigError(f"phase '{self.label}': give either epochs or steps.")
         if self.walk and (self.steps is None or self.stop is not None):

@@ -14,11 +14,13 @@ from polyfed import methods, tasks, topologies
 from polyfed.core.method import Method
 from polyfed.core.node import Name, Node
 from polyfed.core.topology import Topology
-from polyfed.engines.local import LocalEngine
+from polyfed.engines.gate import check_is_method, federation, plain_seed
+from polyfed.engines.local import LocalEngine, Settings
 from polyfed.engines.progress import shares
 from polyfed.engines.run import Run, begin, check_run, finish_together, plain, simple
 from polyfed.engines.table import Text, quick_line, render, size, spread
-from polyfed.errors import ConfigError, RunError
+from polyfed.errors import ConfigError, RunError, UnknownNameError
+from polyfed.options import fields_of
 from polyfed.record.checkpoint import Checkpoint
 from polyfed.record.files import write_text
 from polyfed.record.recorder import FORMAT, read_config, read_result
@@ -85,7 +87,7 @@ class Comparison:
 
 
 def compare(
-    methods: Sequence[Method] | Mapping[str, Method],
+    methods: Method | Sequence[Method] | Mapping[str, Method],
     task: Task | Sequence[Node],
     *,
     seeds: int | Sequence[int] = 5,
@@ -95,7 +97,7 @@ def compare(
     """Run several methods over the same seeds.
 
     Args:
-        methods: methods, or methods by the label they shall have in the table.
+        methods: one or several, or methods by the label they shall have in the table.
         task: a ready-made task, or your own nodes.
         seeds: how many (0, 1, ...), or which.
         folder: where to write the runs, `LABEL/seed-N` each; None keeps them in memory.
@@ -104,12 +106,18 @@ def compare(
             a GPU, all runs go on in step and equal networks train as one.
     """
     labelled = dict(methods) if isinstance(methods, Mapping) else _label(methods)
-    chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    for method in labelled.values():
+        check_is_method(method)
+    named = seeds if isinstance(seeds, Iterable) else range(plain_seed(seeds))
+    chosen = [plain_seed(seed) for seed in named]
     if not labelled or not chosen:
         raise ConfigError("compare needs at least one method and one seed.")
     if len(set(chosen)) < len(chosen):
         raise ConfigError(f"seeds {', '.join(map(str, chosen))}: a seed is named twice.")
-    first = _federation(task, chosen[0])
+    known = {*fields_of(Settings), "topology", "progress"} - {"seed"}
+    for name in settings.keys() - known:
+        raise UnknownNameError("setting of compare", name, {*known, "seeds", "folder"})
+    first = federation(task, chosen[0])
     kept = {name: value for name, value in settings.items() if name != "progress"}
     _check_topology(labelled.values(), kept.get("topology"))
     for method in labelled.values():
@@ -199,7 +207,7 @@ def _run_all(
                 continue
             if seed not in federations:
                 federations = federations if len(group) > 1 else {}
-                federations[seed] = _federation(task, seed)
+                federations[seed] = federation(task, seed)
             place = f"{cells.index((label, seed)) + 1}/{len(cells)}"
             progress.title = f"{place} {label} seed {seed}"
             each = _own(labelled[label], {k: v for k, v in settings.items() if k != "progress"})
@@ -240,10 +248,6 @@ def _topology_name(wanted: str | Topology | None) -> str:
 def _in_turn(stack: str, device: str) -> bool:
     """On a CPU the nodes of one run are rows enough; in turn, the first result comes sooner."""
     return stack == "never" or (stack == "auto" and device == "cpu")
-
-
-def _federation(task: Task | Sequence[Node], seed: int) -> Sequence[Node]:
-    return task.nodes(seed) if isinstance(task, Task) else task
 
 
 def _create(
@@ -293,9 +297,11 @@ def _check_labels(labels: Iterable[str]) -> None:
         owner[name] = label
 
 
-def _label(methods: Sequence[Method]) -> dict[str, Method]:
+def _label(methods: Method | Sequence[Method]) -> dict[str, Method]:
     labelled: dict[str, Method] = {}
-    for method in methods:
+    for method in map(
+        check_is_method, methods if isinstance(methods, (list, tuple)) else [methods]
+    ):
         label, number = method.name, 2
         while label in labelled:
             label, number = f"{method.name}-{number}", number + 1

@@ -74,8 +74,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         check.types(self)
-        if self.evaluate_every < 1:
-            raise ConfigError(f"evaluate_every must be >= 1, got {self.evaluate_every}.")
+        check.at_least(self, "evaluate_every", 1)
         check.at_least(self, "checkpoint_every", 0)
         check.at_least(self, "checkpoint_seconds", 0)
         check.one_of(self, "stack", ("auto", "always", "never"))
@@ -278,6 +277,8 @@ class LocalEngine:
         """
         running: list[tuple[Node, Iterator[Phase], tuple[str | int, ...]]] = []
         for node, phases in work:
+            if phases is None:
+                raise ConfigError(f"{self.method.name}.{stage} returns nothing: write return ().")
             visit = self._visits[stage, node.name]
             self._visits[stage, node.name] += 1
             running.append((node, iter(phases), ("visit", visit) if visit else ()))
@@ -288,6 +289,7 @@ class LocalEngine:
             for node, phases, again in running:
                 phase = next(phases, None)
                 if phase is not None:
+                    node.model.check_parts(phase.parts)
                     self._set_precision([node])  # a method may have given it another model
                     path = ("tick", self._tick, stage, index, *again)
                     shown = partial(self.progress.working, node.name, phase.label)
@@ -319,7 +321,7 @@ class LocalEngine:
         self._set_precision(views.values())
         names = [name for name, view in sorted(views.items()) if "test" in view.data]
         scores = yield from self._ask([Exam(views[name]) for name in names])
-        return dict(zip(names, scores, strict=True))
+        return dict(zip(names, map(float, scores), strict=True))  # a person's score may be a tensor
 
     def _ask(self, asked: Sequence[Job] | Sequence[Exam]) -> Steps[list[Any]]:
         """Have work done by whoever drives the run, and count its share of time as the run's."""

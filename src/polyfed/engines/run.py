@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Number
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from polyfed.core.model import Precision
 from polyfed.core.node import Name, Node
 from polyfed.core.topology import Topology
 from polyfed.engines import privacy
+from polyfed.engines.gate import check_absent, check_is_method, federation, plain_seed
 from polyfed.engines.local import LocalEngine, Settings, Steps, drive
 from polyfed.engines.progress import Progress, suited
 from polyfed.engines.table import Text, run_table
@@ -184,7 +186,7 @@ def _begin(
 ) -> LocalEngine:
     chosen = _topology(method, topology)
     owned = nodes is None and isinstance(task, Task)
-    nodes = _federation(task, settings.seed) if nodes is None else nodes
+    nodes = federation(task if nodes is None else nodes, settings.seed)
     recorder = Recorder.in_memory()
     engine = LocalEngine(method, nodes, chosen, settings, recorder, progress, moved, owned=owned)
     engine.config = _config(method, task, chosen, settings)
@@ -232,20 +234,36 @@ def _reopen(
 ) -> tuple[LocalEngine, Checkpoint | None]:
     if method is None:
         method = methods.make(config["method"], config["options"])
+    _check_same(folder, config, method)
     settings = options.build(Settings, config["settings"], "settings")
-    if nodes is None:
-        if config["task"] is None:
-            raise RunError(
-                f"{folder} was run on your own nodes: continue it in Python with "
-                "polyfed.resume(folder, nodes=...)."
-            )
-        task = tasks.make(config["task"], config["task_options"])
-        nodes = task.nodes(settings.seed)
+    if nodes is None and config["task"] is None:
+        raise RunError(
+            f"{folder} was run on your own nodes: continue it in Python with "
+            "polyfed.resume(folder, nodes=...)."
+        )
+    task = tasks.make(config["task"], config["task_options"]) if nodes is None else nodes
+    nodes = federation(task, settings.seed)
     topology = topologies.make(config["topology"])
     engine = LocalEngine(method, nodes, topology, settings, Recorder.in_memory(), progress, moved)
     engine.recorder, point = Recorder.reopen(folder)
     engine.config = config
     return engine, point
+
+
+def _check_same(folder: Path, config: Mapping[str, Any], method: Method) -> None:
+    """A run goes on with the method it was begun with."""
+    check_is_method(method)
+    now, then = plain(method), config["options"]
+    begun, got = [config["method"]], [method.name]
+    for name in then.keys() & now.keys() if begun == got else ():
+        if now[name] != then[name]:
+            begun.append(f"{name}={then[name]}")
+            got.append(f"{name}={now[name]}")
+    if begun != got:
+        raise RunError(
+            f"{folder} was begun with {' '.join(begun)}, got {' '.join(got)}. Resume it with what "
+            "it was begun with, or choose another folder."
+        )
 
 
 def check_run(
@@ -297,18 +315,16 @@ def _steps(engine: LocalEngine, point: Checkpoint | None) -> Steps[Run]:
 def _settings(
     seed: int, *, absent: Mapping[int, Sequence[Name]] | None = None, **others: Any
 ) -> Settings:
-    away = {t: tuple(names) for t, names in (absent or {}).items()}
-    return Settings(seed=seed, absent=away, **others)
-
-
-def _federation(task: Task | Sequence[Node], seed: int) -> Sequence[Node]:
-    return task.nodes(seed) if isinstance(task, Task) else list(task)
+    return Settings(seed=plain_seed(seed), absent=check_absent(absent or {}), **others)
 
 
 def _topology(method: Method, wanted: str | Topology | None) -> Topology:
+    check_is_method(method)
     if wanted is None:
         return topologies.make(method.topologies[0])
     topology = topologies.make(wanted) if isinstance(wanted, str) else wanted
+    if not isinstance(topology, Topology):
+        raise ConfigError(f"a topology is a name such as 'star', or a Topology, got {wanted!r}.")
     if topology.name not in method.topologies:
         raise ConfigError(
             f"{method.name} runs on {', '.join(method.topologies)}, not on {topology.name}."
@@ -343,4 +359,6 @@ def simple(value: Any) -> Any:
         return [simple(v) for v in value]
     if isinstance(value, Mapping):
         return {k: simple(v) for k, v in value.items()}
-    return value.item() if hasattr(value, "item") else value  # numpy's numbers
+    if isinstance(value, Number) and hasattr(value, "item"):  # numpy's
+        return value.item()
+    return value

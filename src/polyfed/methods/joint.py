@@ -83,8 +83,10 @@ class Joint(Method):
         if not isinstance(nets, _TiedNets):
             return {node.name: node}
         return {
-            name: Node(name, Data(test=node.data.get(f"test@{name}")), Model(net, parts))
-            for (name, parts), net in zip(nets.owners, nets.nets, strict=True)
+            name: Node(
+                name, Data(test=node.data.get(f"test@{name}")), Model(net, parts), score=score
+            )
+            for (name, parts, score), net in zip(nets.owners, nets.nets, strict=True)
         }
 
     def _all(self, label: str, epochs: int) -> Phase:
@@ -99,7 +101,7 @@ class _TiedNets(nn.Module):
     def __init__(self, nodes: Sequence[Node]) -> None:
         super().__init__()
         self.nets = nn.ModuleList(node.model.copy().net for node in nodes)
-        self.owners = [(node.name, node.model.parts) for node in nodes]
+        self.owners = [(node.name, node.model.parts, node.score) for node in nodes]
         self.shared = nodes[0].model.names(TRUNK)
         self._tie()
 
@@ -152,6 +154,8 @@ def _pool(nodes: Sequence[Node], name: str) -> Split:
             continue
         xs.append(split.x)
         ys.append(torch.stack([torch.full_like(split.y, k), split.y], dim=1))
+    if not xs:
+        raise DataError(f"no node has labels in split '{name}': joint trains on nothing else.")
     return Split(torch.cat(xs), torch.cat(ys))
 
 

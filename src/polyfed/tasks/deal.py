@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Int64
 from torch import Tensor
 
+from polyfed.tasks.labels import Labels
 from polyfed.tasks.partition import Partition
 from polyfed.tasks.split import stratified
-
-Labels = Int64[Tensor, " n"]
 
 
 def shares(validation: float) -> dict[str, float]:

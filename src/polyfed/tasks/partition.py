@@ -25,13 +25,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Int64
 from torch import Tensor
 
 from polyfed import check
 from polyfed.errors import ConfigError, DataError, UnknownNameError
-
-Labels = Int64[Tensor, " n"]
+from polyfed.tasks.labels import Labels, whole_labels
 
 ATTEMPTS = 10_000
 
@@ -42,7 +40,7 @@ class Partition(ABC):
 
     def assign(
         self,
-        y: Labels,
+        y: Tensor,
         nodes: int,
         generator: torch.Generator,
         *,
@@ -59,6 +57,7 @@ class Partition(ABC):
         Returns:
             For each node the sorted indices of its samples; no index occurs twice.
         """
+        y = whole_labels(y)
         if nodes < 1:
             raise ConfigError(f"a partition needs at least 1 node, got nodes={nodes}.")
         if len(y) < nodes:

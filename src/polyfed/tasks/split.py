@@ -21,13 +21,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
-from jaxtyping import Int64
 from torch import Tensor
 
 from polyfed.errors import ConfigError, DataError
+from polyfed.tasks.labels import Labels, whole_labels
 from polyfed.tasks.partition import by_value
-
-Labels = Int64[Tensor, " n"]
 
 SPLITS = ("train", "val_es", "test", "val_rb")
 
@@ -141,7 +139,7 @@ def _check_classes(
 
 
 def stratified(
-    y: Labels, fractions: Mapping[str, float], generator: torch.Generator
+    y: Tensor, fractions: Mapping[str, float], generator: torch.Generator
 ) -> dict[str, Tensor]:
     """Split every class separately in the given fractions, by largest remainders.
 
@@ -157,6 +155,7 @@ def stratified(
         For each name sorted indices; together they are everything.
     """
     _check_fractions(fractions)
+    y = whole_labels(y)
     held: dict[str, list[Tensor]] = {name: [y.new_empty(0)] for name in fractions}
     for order in by_value(y, generator).values():
         sizes = _largest_remainder(len(order), list(fractions.values()))

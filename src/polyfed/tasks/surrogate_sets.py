@@ -33,7 +33,8 @@ from torch import Tensor
 from polyfed import check
 from polyfed.errors import DataError, UnknownNameError
 from polyfed.random import stream
-from polyfed.tasks.partition import IID, Labels, Partition, by_value
+from polyfed.tasks.labels import Labels
+from polyfed.tasks.partition import IID, Partition, by_value
 from polyfed.train.surrogate import checked_proportions
 
 _DOMINANT = 4 / (1 - 0.95)  # how much more weight a non-IID node's two classes have
