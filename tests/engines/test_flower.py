@@ -214,7 +214,7 @@ def test_without_a_resident_a_process_answers_by_itself(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
-    raw = bundle({"kind": "hello", "exchange": [1, 1], "agreement": "another"})
+    raw = bundle({"kind": "hello", "exchange": [1, 1], "terms": {}})
     assert unbundle(answer(sites["M0"], raw))[0]["kind"] == "refused"
     assert unbundle(Answers(sites["M0"])(raw))[0]["kind"] == "refused"
 

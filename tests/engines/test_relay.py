@@ -563,7 +563,7 @@ def test_a_clerk_refuses_what_is_no_good_and_writes_it_down(tmp_path: Path) -> N
         (changed(plays[0], exchange=[0, 1]), "comes after"),
         (plays[0], "comes after"),
         (changed(plays[0], exchange=[9, 1], kind="please"), "of no kind"),
-        (changed(plays[0], exchange=[9, 1], agreement="other"), "another federation file"),
+        (changed(plays[0], exchange=[9, 1], terms={"seed": "9"}), "another federation file"),
         (changed(plays[0], exchange=[9, 1], decision={"round": 3}), "not a decision"),
         (changed(plays[0], exchange=[9, 1], roster={"M1": {}}), "does not name all"),
         (changed(plays[0], exchange=[9, 1], roster={n: {} for n in ("M0", "M1", "M2")}), "card"),

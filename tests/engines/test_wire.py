@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import struct
 import zlib
 from dataclasses import replace
@@ -25,7 +26,8 @@ from polyfed.engines.party import Party
 from polyfed.engines.player import Said
 from polyfed.engines.store import FolderStore, MemoryStore
 from polyfed.engines.wire import ACK, DATA, Frame, cut, pack, unpack
-from polyfed.errors import MessageError, RunError
+from polyfed.engines.words import failure, standing
+from polyfed.errors import ConfigError, MessageError, RunError
 from polyfed.record import Recorder
 from polyfed.testing import tiny
 from polyfed.train.together import Trainer
@@ -273,7 +275,9 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner),
     max_leaves=8,
 )
-KINDS = st.sampled_from(["hello", "prepare", "go", "done", "spare", "stale", "say", "answer", "x"])
+KINDS = st.sampled_from(
+    ["hello", "terms", "prepare", "go", "done", "spare", "stale", "say", "answer", "x"]
+)
 FIELDS = st.sampled_from(
     ["ballot", "born", "accepted", "done", "roster", "card", "decision", "attempt", "key", "spec"]
 )
@@ -586,19 +590,91 @@ def test_what_is_recorded_of_a_refusal_is_short() -> None:
     assert len(party.recorder.faults.records[0]["why"]) == 500
 
 
-def test_who_has_given_up_is_not_alone_any_more_when_a_round_is_decided() -> None:
-    """Else it would end after that round without asking whether the end stands."""
-    party, leader = begun()
+def test_who_is_left_alone_has_not_finished_and_says_who_is_missing() -> None:
+    party, _ = begun()
+    party.down("M0", 2.0)
+    assert standing(party) == (
+        "round 1 of 2 with M0, M1, M2; waiting for M0, 600 s at most (patience)"
+    )
     party.tick(5000.0)
-    assert party.is_alone
+    assert (party.is_over, party.is_alone, party.accuracy) == (True, True, None)
     assert [fault["fault"] for fault in party.recorder.faults.records] == ["left alone"]
-    again = {"kind": "go", "ballot": 0, "decision": Decision((0, 2), 1, NAMES).plain()}
-    leader.send(again)
-    assert party.work is not None
-    party.worked([0.5] * len(party.work.jobs), 5001.0)
-    assert not party.is_alone
+    assert re.match(
+        r"M1 is left alone after 0 of 2 rounds: it has waited 600 s \(patience\) for M0\. "
+        r"Nothing is lost: the same command goes on from here\. Start the others too",
+        str(failure(party)),
+    )
+
+
+def test_who_has_played_the_end_needs_nobody() -> None:
+    """All rounds are settled then, and it has its result."""
+    party = a_party()
+    party.accuracy = {"M1": 0.5}
+    for other in ("M0", "M2"):
+        party.down(other, 1.0)
+    party.tick(5000.0)
+    assert (party.is_over, party.is_alone, failure(party)) == (True, True, None)
+
+
+# ---- terms ---------------------------------------------------------------------------------------
+
+
+def test_who_agreed_to_something_else_is_not_heard_until_it_has_put_that_right() -> None:
+    party = a_party("M0")  # it leads
+    other = {**party.terms, "options: rounds": "5"}
+    sender = Sender(party, "M1")
+    sender.send({"kind": "terms", "terms": other})
+    hello = {"kind": "hello", "ballot": 0, "count": 1, "born": 1, "card": party.council.card}
+    for name in ("M1", "M2"):
+        Sender(party, name).send({**hello, "terms": party.terms})
+    sender.send({**hello, "terms": party.terms})
+    assert party.council.accepted is None
     assert not party.is_over
-    assert party.accuracy is None
+    (fault,) = party.recorder.faults.records
+    assert (fault["node"], fault["fault"]) == ("M1", "party refused")
+    assert standing(party).startswith(
+        "waiting for M1 (another federation file: options: rounds is 2 here and 5 at M1), 600 s"
+    )
+    party.up("M1", 2.0)
+    sender.send({**hello, "terms": party.terms})
+    assert party.council.accepted is not None
+    assert party.council.accepted.members == NAMES
+
+
+def test_a_hello_with_other_terms_is_refused_even_if_it_overtakes_them() -> None:
+    party = a_party("M0")
+    hello = {"kind": "hello", "ballot": 0, "count": 1, "born": 1, "card": party.council.card}
+    Sender(party, "M1").send({**hello, "terms": {**party.terms, "seed": "7"}})
+    Sender(party, "M2").send({**hello, "terms": party.terms})
+    assert party.council.accepted is None
+    assert party.strangers == {"M1": "seed is 0 here and 7 at M1"}
+
+
+def test_a_leader_who_agreed_to_something_else_is_not_followed() -> None:
+    party = a_party()
+    Sender(party, "M0").send({"kind": "terms", "terms": {**party.terms, "method": "fedavg"}})
+    assert party.is_over
+    assert party.refused == "M0"
+    with pytest.raises(ConfigError, match="M1 has another federation file than M0, who leads the"):
+        raise failure(party) or AssertionError
+    assert "method is li here and fedavg at M0. Give all sites the same" in str(failure(party))
+
+
+@pytest.mark.parametrize("terms", [None, [], {"seed": 1}, {"seed": "x" * 20_000}])
+def test_terms_that_are_none_are_refused(terms: Any) -> None:
+    party = a_party()
+    Sender(party, "M0").send({"kind": "terms", "terms": terms})
+    assert "terms of a run" in party.recorder.faults.records[0]["why"]
+    assert not party.is_over
+
+
+def test_a_folder_that_lost_its_rounds_is_found() -> None:
+    """Else the site would begin anew, in the midst of the others."""
+    party = a_party()
+    log = (Settled((0, 1), NAMES),)
+    note = {"kind": "go", "ballot": 0, "decision": Decision((0, 2), 2, NAMES, log).plain()}
+    with pytest.raises(RunError, match="M1 has played round 1, as the others know, and its folder"):
+        Sender(party, "M0").send({**note, "roster": dict.fromkeys(NAMES, party.council.card)})
 
 
 # ---- the disk ------------------------------------------------------------------------------------
@@ -676,6 +752,7 @@ CARDS: list[Any] = [
 def test_a_card_that_says_nothing_is_refused(card: Any) -> None:
     party = a_party("M0")
     hello = {"kind": "hello", "ballot": 0, "count": 1, "born": 1, "card": card}
+    hello["terms"] = party.terms
     Sender(party, "M1").send(hello)
     (fault,) = party.recorder.faults.records
     assert "card" in fault["why"]
@@ -689,6 +766,7 @@ def test_a_card_that_says_nothing_is_refused(card: Any) -> None:
 def test_a_hello_that_does_not_say_when_it_was_written_is_refused(changed: dict[str, Any]) -> None:
     party = a_party("M0")
     hello = {"kind": "hello", "ballot": 0, "count": 1, "born": 1, "card": party.council.card}
+    hello["terms"] = party.terms
     Sender(party, "M1").send({**hello, **changed})
     (fault,) = party.recorder.faults.records
     assert "without" in fault["why"]

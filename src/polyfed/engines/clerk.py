@@ -21,6 +21,7 @@ from typing import Any
 
 from polyfed.core.message import Message
 from polyfed.core.node import Name, Node
+from polyfed.engines.agreement import differences, open_folder, read_terms, terms_of
 from polyfed.engines.charter import Charter, check_card, plain, read_spec
 from polyfed.engines.decision import Decision, read_roster
 from polyfed.engines.mail import Mail
@@ -34,7 +35,6 @@ from polyfed.engines.relay import (
     Letter,
     Number,
     Paced,
-    agreement,
     blank_desk,
     bundle,
     reach,
@@ -95,10 +95,10 @@ class Clerk:
         """Play what the hub sends, and answer; raises MessageError for what is no good."""
         header, letters = unbundle(raw)
         number = read_number(header)
-        if header.get("agreement") != agreement(self.charter):
+        differs = differences(terms_of(self.charter), read_terms(header.get("terms")), "at the hub")
+        if differs:
             raise MessageError(
-                "the hub has another federation file than this site: run, method, options, "
-                "topology, nodes, seed and evaluate_every must be the same"
+                f"the hub has another federation file than {self.node.name}: {differs}"
             )
         if header["kind"] == HELLO:
             card = self.charter.card(self.node)
@@ -366,9 +366,7 @@ def serve(
     """
 
     def opened() -> Clerk:
-        if (folder / "config.yaml").exists():
-            return Clerk(charter, make(), *Recorder.reopen(folder))
-        return Clerk(charter, make(), Recorder.create(folder, config), None)
+        return Clerk(charter, make(), *open_folder(folder, config))
 
     clerk = opened()
     try:

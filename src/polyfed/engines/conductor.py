@@ -17,6 +17,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from polyfed.core.node import Name, Node
+from polyfed.engines.agreement import terms_of
 from polyfed.engines.charter import Charter, check_card, read_spec
 from polyfed.engines.decision import Attempt, Decision, Settled
 from polyfed.engines.game import Game
@@ -27,7 +28,6 @@ from polyfed.engines.relay import (
     REFUSED,
     Desk,
     Letter,
-    agreement,
     blank_desk,
     bundle,
     unbundle,
@@ -299,7 +299,7 @@ class Conductor:
     def _header(self, kind: str) -> dict[str, Any]:
         self._exchanges += 1
         number = [self._born, self._exchanges]
-        return {"kind": kind, "exchange": number, "agreement": agreement(self.charter)}
+        return {"kind": kind, "exchange": number, "terms": terms_of(self.charter)}
 
     def _attempt(self) -> Attempt:
         self._attempts += 1

@@ -33,7 +33,8 @@ class Answers:
     """
 
     def __init__(self, path: Path) -> None:
-        from polyfed.engines.flower_site import charter_of, run_config
+        from polyfed.engines.agreement import run_config
+        from polyfed.engines.flower_site import charter_of
         from polyfed.engines.site import read_site
 
         self._site, federation = read_site(path)

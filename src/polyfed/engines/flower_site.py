@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from polyfed import methods, options, topologies
 from polyfed.core.topology import Topology
 from polyfed.engines.charter import Charter
-from polyfed.engines.local import Settings
-from polyfed.engines.run import plain
 from polyfed.engines.site import EMPTY, Federation, Site, read_site
 from polyfed.errors import ConfigError
 from polyfed.record.files import read_yaml
@@ -50,21 +47,6 @@ def charter_of(federation: Federation) -> Charter:
     if type(topologies.make(name)).places is Topology.places:
         return federation.charter()
     return replace(federation, host=federation.host or HUB).charter()
-
-
-def run_config(site: Site, federation: Federation, charter: Charter) -> dict[str, Any]:
-    """What a party's run folder says about the run."""
-    settings = Settings(seed=charter.seed, device=site.device, stack="never")
-    return {
-        "method": charter.method.name,
-        "options": plain(charter.method),
-        "task": None if site.node is None or ":" in site.node else site.node,
-        "task_options": site.node_options,
-        "topology": topologies.label(charter.topology),
-        "settings": {**plain(settings), "evaluate_every": charter.evaluate_every},
-        "party": site.name,
-        "federation": plain(federation),
-    }
 
 
 def flower_folder(site: Site) -> Path:

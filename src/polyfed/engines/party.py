@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyfed.core.node import Name, Node
+from polyfed.engines.agreement import Terms, differences, read_terms, terms_of
 from polyfed.engines.channel import Channel
 from polyfed.engines.charter import Charter, check_card, read_spec
 from polyfed.engines.council import Council
@@ -30,11 +31,12 @@ from polyfed.engines.mail import Mail
 from polyfed.engines.player import Await, Player, Said, Steps, Work
 from polyfed.engines.privacy import summary
 from polyfed.engines.seat import CONTROL
-from polyfed.engines.store import Kept, Point, Store
+from polyfed.engines.store import Kept, States, Store
 from polyfed.engines.wire import PIECE, pack, unpack
 from polyfed.errors import MessageError
 from polyfed.record import Recorder
 
+TERMS = "terms"  # what a party agreed to: the first that it tells another
 _ROUND = "round"  # what the messages of a round are posted as
 _FAULTS = 1000  # that are recorded of one party in a life
 _LONGEST = 500  # letters of what is recorded
@@ -50,6 +52,7 @@ class Party:
         store: what its lives before this one left.
         recorder: what happens is written there.
         piece: bytes of a frame.
+        since: the least number of this life; one that grows with time tells two processes apart.
     """
 
     def __init__(
@@ -61,10 +64,12 @@ class Party:
         recorder: Recorder,
         *,
         piece: int = PIECE,
+        since: int = 1,
     ) -> None:
         kept = Kept.read(store.facts(), charter)
+        self.terms = terms_of(charter)
         self.charter, self.name, self.store, self.recorder = charter, name, store, recorder
-        self.born = kept.born + 1
+        self.born = max(kept.born + 1, since)
         own = node if name in charter.nodes else None
         self.player = Player(charter.method, charter.topology, own, {}, recorder, self._tell)
         self.mail = Mail(charter, name)
@@ -78,6 +83,10 @@ class Party:
             charter.grace,
             self.born,
             charter.card(own),
+            kept.promised,
+            kept.accepted,
+            kept.done,
+            kept.roster,
         )
         self.channel = Channel(
             self.born,
@@ -86,13 +95,13 @@ class Party:
             largest=charter.largest,
             piece=piece,
         )
-        self._points: list[Point] = []  # states that are saved
-        self._standing: Point | None = None  # the one that the nodes are in
+        self.states = States(store, kept.points)
         self._pristine: list[Any] = []
-        self._remember(kept)
         self.work: Work | None = None
         self.accuracy: dict[Name, float] | None = None
+        self.strangers: dict[Name, str] = {}  # whose terms are others, and how they differ
         self.is_alone = False  # it has given up waiting for the others
+        self.refused: Name | None = None  # the leader whom it does not follow
         self.is_over = False
         self._steps: Steps | None = None
         self._awaited: Await | None = None
@@ -128,6 +137,9 @@ class Party:
     def up(self, name: Name, now: float) -> None:
         """Another party is seen, or begins a new life."""
         if name in self.charter.parties and name != self.name:
+            self.strangers.pop(name, None)
+            self.channel.cancel(TERMS, name)
+            self.channel.post(name, pack({"kind": TERMS, "terms": self.terms}), now, TERMS)
             self.council.up(name, now)
             self.channel.back(name, now)
             self._settle(now)
@@ -145,17 +157,37 @@ class Party:
         try:
             parcel = self.channel.take(sender, raw)
             if parcel is not None:
-                header, payload = unpack(parcel)
-                if header["kind"] in CONTROL:
-                    self._check_cards(sender, header)
-                    self.council.hear(sender, header, now)
-                else:
-                    is_current = self._next is None
-                    self.mail.arrive(sender, header, payload, self.council.accepted, is_current)
-                self._moved = now
+                self._read(sender, *unpack(parcel))
         except MessageError as error:
             self._fault(sender, "message refused", str(error))
         self._settle(now)
+
+    def _read(self, sender: Name, header: Mapping[str, Any], payload: bytes) -> None:
+        """Take a parcel; raises MessageError if it is no good."""
+        kind, now = header["kind"], self._now
+        if kind in (TERMS, "hello"):
+            self._compare(sender, read_terms(header.get("terms")))
+        if sender in self.strangers:
+            return
+        self._moved = now
+        if kind in CONTROL:
+            self._check_cards(sender, header)
+            self.council.hear(sender, dict(header), now)
+        elif kind != TERMS:
+            is_current = self._next is None and not self.council.orders
+            self.mail.arrive(sender, header, payload, self.council.accepted, is_current)
+
+    def _compare(self, sender: Name, theirs: Terms) -> None:
+        """Have nothing to do with who agreed to something else; do not follow such a leader."""
+        said = differences(self.terms, theirs, f"at {sender}")
+        if not said:
+            return
+        if sender not in self.strangers:
+            self._fault(sender, "party refused", f"another federation file: {said}")
+        self.strangers[sender] = said
+        self.council.down(sender, self._now)
+        if sender == self.council.leader:
+            self.refused, self.is_over = sender, True
 
     def _check_cards(self, sender: Name, note: Mapping[str, Any]) -> None:
         """Raise MessageError for what parties cannot tell about themselves."""
@@ -182,8 +214,7 @@ class Party:
         if self.work is None and now >= self._moved + self.charter.patience and not self.is_over:
             self._moved, self.is_alone = now, True
             self._fault(self.name, "left alone", f"no progress for {self.charter.patience:g} s")
-            if self.accuracy is None:
-                self._start(self._end(None), now)
+            self.is_over = self.accuracy is None
         self._settle(now)
 
     def _needed(self) -> set[Name]:
@@ -216,13 +247,13 @@ class Party:
             self._played = None
         self._keep()
         for to, note in self.council.outbox:
-            self.channel.post(to, pack(note), now)
+            more = {"terms": self.terms} if note["kind"] == "hello" else {}
+            self.channel.post(to, pack(note | more), now)
         self.council.outbox.clear()
         ended = self.accuracy is not None and (self.council.is_over or self.is_alone)
         if ended and not self.is_over and self.channel.is_settled():
-            done = max(self._points, default=(0, 0, 0))[0]
             loss = summary(self.recorder.metrics.records, self.charter.method.guard)
-            self.recorder.finish({"accuracy": self.accuracy, "rounds": done, **loss})
+            self.recorder.finish({"accuracy": self.accuracy, "rounds": self.states.last, **loss})
             self.is_over = True
 
     def _follow(self, decision: Decision, now: float) -> None:
@@ -244,17 +275,15 @@ class Party:
         for key in self.player.heard:
             self._fault(key[3], "message refused", f"nobody waits for {key}")
         yield Work(())  # nothing to do, but what was said leaves before the disk is waited for
-        self._save((decision.round, *decision.attempt))
+        self.states.save((decision.round, *decision.attempt), self.player.own)
         return decision.attempt
 
-    def _end(self, decision: Decision | None) -> Steps:
-        """The end; without a decision it is this party's alone."""
-        if decision is not None:
-            yield from self._from_base(decision)
+    def _end(self, decision: Decision) -> Steps:
+        yield from self._from_base(decision)
         yield from self.player.finish()
         self.accuracy = yield from self.player.evaluate()
         self._note("final", self.accuracy)
-        return None if decision is None else decision.attempt
+        return decision.attempt
 
     def _start(self, steps: Steps, now: float) -> None:
         self._begun, self._steps = now, steps
@@ -301,40 +330,22 @@ class Party:
 
     def _from_base(self, decision: Decision) -> Steps:
         """Put the state back from which a decision begins; at first, make it."""
-        settled = [(0, 0, 0), *((i + 1, *each.attempt) for i, each in enumerate(decision.log))]
-        valid = [point for point in self._points if point in settled]
-        if not valid:
+        states = self.states
+        base = states.base(decision, self.name)
+        if base is None:
             for node, (state, memory) in zip(self.player.own, self._pristine, strict=True):
                 node.model.load(state)
                 node.memory = dict(memory)
             yield from self.player.start()
             yield from self._close(0, evaluate=True)
-            self._save((0, 0, 0))
-            self._standing = None
+            states.save((0, 0, 0), self.player.own)
+            states.standing = None
             return (0, 0, 0)
-        base = max(valid)
-        if not (self._standing == base or self.player.is_trained(decision, base)):
+        if not (states.standing == base or self.player.is_trained(decision, base)):
             self.store.load(base, self.player.own)
-        self._standing = None
-        self._forget(decision.round, valid)
+        states.standing = None
+        states.forget(decision)
         return base
-
-    def _forget(self, number: int, valid: Sequence[Point]) -> None:
-        """Drop the states that no later decision can begin from.
-
-        A decision of round t tells that round t-1 was played by all its members; so who decides
-        later knows of round t-1, and may at most have it played again, from the state before it.
-        """
-        before = max((p for p in valid if p[0] < number - 1), default=(0, 0, 0))
-        for point in [p for p in self._points if p[0] < number - 1 and p != before]:
-            self.store.drop(point)
-            self._points.remove(point)
-
-    def _save(self, point: Point) -> None:
-        self.store.save(point, self.player.own)
-        self._standing = point
-        if point not in self._points:
-            self._points.append(point)
 
     def _keep(self) -> None:
         """Make what must outlive the party durable, if it has changed."""
@@ -351,15 +362,9 @@ class Party:
                 "accepted": held.plain() if held else None,
                 "done": list(council.done) if council.done else None,
                 "roster": council.roster,
-                "points": self._points,
+                "points": self.states.points,
             }
         )
-
-    def _remember(self, kept: Kept) -> None:
-        council = self.council
-        council.promised, council.roster = kept.promised, kept.roster
-        council.accepted, council.done = kept.accepted, kept.done
-        self._points = list(kept.points)
 
     def _tell(self, said: Said) -> None:
         """Post a message of this round."""

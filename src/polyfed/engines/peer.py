@@ -1,9 +1,10 @@
 """The peer engine: a party on a real network, Eclipse Zenoh, with no server.
 
 Every peer listens, and knows addresses of a few others; through them it finds all. Links are TLS
-with certificates on both sides. What is for X from Y has the key polyfed/RUN/to/X/Y, and a peer
-takes it only over the link whose certificate says Y: nobody can speak for another. A token,
-polyfed/RUN/alive/Y/LIFE, tells the others that Y is there, and its end that it is not.
+with certificates on both sides. What is for X from Y has the key polyfed/RUN/to/X/LIFE/Y/LIFE, and
+a peer takes it only over the link whose certificate says Y: nobody can speak for another. A token,
+polyfed/RUN/alive/Y/LIFE, tells the others that Y is there, and its end that it is not. A token
+polyfed/RUN/taken/Y/LIFE/X tells a second process with Y's name that X hears the first (`lives.py`).
 
 The party itself (`party.py`) runs in one thread, one event after the other; its work runs in
 another, so that it answers while it trains.
@@ -16,29 +17,29 @@ import json
 import queue
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from polyfed import topologies
 from polyfed.core.node import Name
+from polyfed.engines import words
+from polyfed.engines.agreement import NEW_RUN, is_finished, open_folder, run_config
 from polyfed.engines.charter import Charter
-from polyfed.engines.local import Settings, torch_device
+from polyfed.engines.lives import Lives
+from polyfed.engines.local import torch_device
 from polyfed.engines.party import Party
-from polyfed.engines.run import Run, plain
-from polyfed.engines.site import Federation, Site, read_site
+from polyfed.engines.run import Run
+from polyfed.engines.site import Site, read_site
 from polyfed.engines.store import FolderStore
 from polyfed.errors import ConfigError
 from polyfed.methods._guard import own_root
-from polyfed.record import Recorder
-from polyfed.record.recorder import read_result
 from polyfed.train.together import Trainer
 
 _SAID = ("put", "liveliness_token")
 _ASKED = ("declare_subscriber", "declare_liveliness_subscriber", "liveliness_query")
 _OUT = (*_SAID, *_ASKED, "reply")
+_LEASE = 15.0  # seconds; who died without a word is gone by then (Zenoh gives it 10)
 _LAST_WORDS = 0.2  # seconds for what was sent last to leave
 Shown = Callable[[str], None]
 Happened = tuple[str, tuple[Any, ...]]
@@ -55,38 +56,25 @@ def run_peer(path: str | Path, *, insecure: bool = False, shown: Shown | None = 
     site, federation = read_site(Path(path))
     if not insecure:
         site.check_security()
-    if (site.folder / "config.yaml").exists() and read_result(site.folder) is not None:
-        return Run.open(site.folder)
+    say = shown or (lambda text: None)
     charter = federation.charter()
+    config = run_config(site, federation, charter)
+    if is_finished(site.folder, config):
+        say(f"run {charter.run} is finished already: this is its result. {NEW_RUN}")
+        return Run.open(site.folder)
     made = site.make(federation.seed)
     node = charter.enter(site.name, made, torch_device(site.device))
     if node is not None and charter.method.guard:
         own_root(node)
-    recorder = _recorder(site, federation, charter)
+    recorder, _ = open_folder(site.folder, config)
+    life = time.time_ns() // 1000
     try:
-        party = Party(charter, site.name, node, FolderStore(recorder), recorder)
+        party = Party(charter, site.name, node, FolderStore(recorder), recorder, since=life)
         with zenoh_link(site, charter, insecure=insecure) as link:
-            drive(party, link, shown)
+            drive(party, link, say)
     finally:
         recorder.close()
     return Run.open(site.folder)
-
-
-def _recorder(site: Site, federation: Federation, charter: Charter) -> Recorder:
-    if (site.folder / "config.yaml").exists():
-        return Recorder.reopen(site.folder)[0]
-    settings = Settings(seed=charter.seed, device=site.device, stack="never")
-    config = {
-        "method": charter.method.name,
-        "options": plain(charter.method),
-        "task": None if site.node is None or ":" in site.node else site.node,
-        "task_options": site.node_options,
-        "topology": topologies.label(charter.topology),
-        "settings": {**plain(settings), "evaluate_every": charter.evaluate_every},
-        "party": site.name,
-        "federation": plain(federation),
-    }
-    return Recorder.create(site.folder, config)
 
 
 class Events:
@@ -141,9 +129,8 @@ class Link:
         self.send, self.arise = send, arise
 
 
-def drive(party: Party, link: Link, shown: Shown | None = None) -> None:
-    """Let a party live on a link until it is over."""
-    say = shown or (lambda text: None)
+def drive(party: Party, link: Link, say: Shown) -> None:
+    """Let a party live on a link until it is over; raises PolyfedError if not at the end."""
     trainer = Trainer("never")
     begun = None
     with ThreadPoolExecutor(1) as worker:
@@ -161,13 +148,12 @@ def drive(party: Party, link: Link, shown: Shown | None = None) -> None:
             for to, frame in party.outbox:
                 link.send(to, frame)
             party.outbox.clear()
-            now_standing = _standing(party)
-            if now_standing != standing:
-                standing = now_standing
-                say(standing)
             if party.is_over:
                 time.sleep(_LAST_WORDS)
-                return
+                break
+            if words.standing(party) != standing:
+                standing = words.standing(party)
+                say(standing)
             if party.work is not None and party.work is not begun:
                 begun = party.work
                 worker.submit(work, begun)
@@ -178,18 +164,15 @@ def drive(party: Party, link: Link, shown: Shown | None = None) -> None:
                 what, given = "tick", ()
             if what == "failed":
                 raise given[0]
+            if what == "say":
+                say(*given)
+                continue
             if what in ("up", "down"):
                 say(f"{given[0]} is {'here' if what == 'up' else 'gone'}")
             getattr(party, what)(*given, time.monotonic())
-
-
-def _standing(party: Party) -> str:
-    held = party.council.accepted
-    if held is None:
-        return "waiting for all parties"
-    last = party.charter.method.rounds
-    who = ", ".join(held.members)
-    return f"round {held.round} of {last} with {who}" if held.round <= last else "the end"
+    failure = words.failure(party)
+    if failure is not None:
+        raise failure
 
 
 @contextlib.contextmanager
@@ -200,55 +183,119 @@ def zenoh_link(site: Site, charter: Charter, *, insecure: bool = False) -> Itera
     except ImportError as error:
         raise ConfigError("the peer engine needs: pip install 'polyfed[peer]'.") from error
 
-    root, me = f"polyfed/{charter.run}", site.name
-    others = [name for name in charter.parties if name != me]
+    root = f"polyfed/{charter.run}"
+    others = [name for name in charter.parties if name != site.name]
     try:
         session = zenoh.open(_config(zenoh.Config(), site, root, others, insecure=insecure))
     except zenoh.ZError as error:
-        raise ConfigError(f"site {me} could not open its network: {error}") from error
+        raise ConfigError(f"site {site.name} could not open its network: {error}") from error
     with session:
-        publishers = {
-            to: session.declare_publisher(
-                f"{root}/to/{to}/{me}",
+        link = ZenohLink(session, root, site.name, 2 * charter.largest)
+        try:
+            yield link
+        finally:
+            link.close()
+
+
+class ZenohLink(Link):
+    """A link on a Zenoh session.
+
+    Args:
+        session: an open one.
+        root: how all keys of the run begin.
+        me: the party.
+        most: bytes that may lie here unread.
+    """
+
+    def __init__(self, session: Any, root: str, me: Name, most: int) -> None:
+        super().__init__(self._send, self._arise, most)
+        self._session, self._root, self._me, self._born = session, root, me, 0
+        self._lives = Lives()
+        self._kept: list[Any] = []
+        self._publishers: dict[Name, tuple[int, Any]] = {}
+        self._refusals: dict[tuple[Name, int], Any] = {}
+        self._rivalry: dict[Name, threading.Timer] = {}  # who hears another in this one's place
+
+    def close(self) -> None:
+        """Let nobody wait any more."""
+        self.events.close()
+        for timer in self._rivalry.values():
+            timer.cancel()
+
+    def _arise(self, born: int) -> None:
+        root, me, live = self._root, f"{self._me}/{born}", self._session.liveliness()
+        self._born = born
+        self._kept = [
+            self._session.declare_subscriber(f"{root}/to/{me}/*/*", self._heard),
+            live.declare_subscriber(f"{root}/alive/*/*", self._noticed, history=True),
+            live.declare_subscriber(f"{root}/taken/{me}/*", self._rivalled, history=True),
+            live.declare_token(f"{root}/alive/{me}"),
+        ]
+
+    def _send(self, to: Name, frame: bytes) -> None:
+        import zenoh
+
+        life = self._lives.heard.get(to)
+        if life is None:
+            return  # it is sent again when there is somebody
+        known = self._publishers.get(to)
+        if known is None or known[0] != life:
+            publisher = self._session.declare_publisher(
+                f"{self._root}/to/{to}/{life}/{self._me}/{self._born}",
                 congestion_control=zenoh.CongestionControl.BLOCK,
                 reliability=zenoh.Reliability.RELIABLE,
                 express=True,
             )
-            for to in others
-        }
-        lives: dict[Name, set[str]] = defaultdict(set)
-        kept: list[Any] = []
+            known = self._publishers[to] = (life, publisher)
+        known[1].put(frame)
 
-        def arise(born: int) -> None:
-            kept.append(session.liveliness().declare_token(f"{root}/alive/{me}/{born}"))
-
-        link = Link(lambda to, frame: publishers[to].put(frame), arise, 2 * charter.largest)
-
-        def heard(sample: Any) -> None:
-            sender = str(sample.key_expr).rpartition("/")[2]
+    def _heard(self, sample: Any) -> None:
+        *_, sender, life = str(sample.key_expr).split("/")
+        if self._lives.heard.get(sender) == int(life):
             raw = sample.payload.to_bytes()
-            link.events.put(("hear", (sender, raw)), len(raw))
+            self.events.put(("hear", (sender, raw)), len(raw))
 
-        def noticed(sample: Any) -> None:
-            *_, name, life = str(sample.key_expr).split("/")
-            if name == me:
-                return
-            if sample.kind == zenoh.SampleKind.PUT:
-                lives[name].add(life)
-                link.events.put(("up", (name,)))
+    def _noticed(self, sample: Any) -> None:
+        *_, name, life = str(sample.key_expr).split("/")
+        if name == self._me:
+            return
+        is_there = _is_there(sample)
+        changes = (self._lives.came if is_there else self._lives.went)(name, int(life))
+        for what, which in changes:
+            if what == "refused":
+                key = f"{self._root}/taken/{name}/{which}/{self._me}"
+                self._refusals[name, which] = self._session.liveliness().declare_token(key)
+                self.events.put(("say", (f"a second {name} is there, and is not heard",)))
+            elif what == "excused":
+                token = self._refusals.pop((name, which), None)
+                if token is not None:
+                    token.undeclare()
             else:
-                lives[name].discard(life)
-                if not lives[name]:
-                    link.events.put(("down", (name,)))
+                self.events.put((what, (name,)))
 
-        kept.append(session.declare_subscriber(f"{root}/to/{me}/*", heard))
-        kept.append(
-            session.liveliness().declare_subscriber(f"{root}/alive/**", noticed, history=True)
-        )
-        try:
-            yield link
-        finally:
-            link.events.close()
+    def _rivalled(self, sample: Any) -> None:
+        """Another party hears a process that came in this one's name before."""
+        by = str(sample.key_expr).rpartition("/")[2]
+        if by in self._rivalry:
+            self._rivalry.pop(by).cancel()
+        if _is_there(sample):
+            text = f"{by} hears another process as {self._me}: waiting {_LEASE:g} s for its end"
+            self.events.put(("say", (text,)))
+            error = ConfigError(
+                f"another process takes part as {self._me}, and {by} hears that one. It goes on "
+                "undisturbed; this one has taken no part and ends. Has the site been started "
+                "twice, or does `name` in this site file belong to another site?"
+            )
+            timer = threading.Timer(_LEASE, self.events.put, [("failed", (error,))])
+            timer.daemon = True
+            self._rivalry[by] = timer
+            timer.start()
+
+
+def _is_there(sample: Any) -> bool:
+    import zenoh
+
+    return bool(sample.kind == zenoh.SampleKind.PUT)
 
 
 def _config(config: Any, site: Site, root: str, others: Sequence[Name], *, insecure: bool) -> Any:
@@ -295,10 +342,10 @@ def _admission(root: str, others: Sequence[Name]) -> dict[str, Any]:
 
     rules, subjects, policies = [rule("out", "egress", _OUT, f"{root}/**")], [], []
     for name in others:
-        said = rule(
-            f"said-{name}", "ingress", _SAID, f"{root}/to/*/{name}", f"{root}/alive/{name}/*"
-        )
-        asked = rule(f"asked-{name}", "ingress", _ASKED, f"{root}/to/{name}/*", f"{root}/alive/**")
+        said_keys = (f"to/*/*/{name}/*", f"alive/{name}/*", f"taken/*/*/{name}")
+        asked_keys = (f"to/{name}/**", "alive/**", f"taken/{name}/**")
+        said = rule(f"said-{name}", "ingress", _SAID, *(f"{root}/{key}" for key in said_keys))
+        asked = rule(f"asked-{name}", "ingress", _ASKED, *(f"{root}/{key}" for key in asked_keys))
         rules += [said, asked]
         subjects.append({"id": name, "cert_common_names": [name]})
         policies.append({"rules": ["out", said["id"], asked["id"]], "subjects": [name]})

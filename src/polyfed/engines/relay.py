@@ -17,7 +17,6 @@ home at the end of a round comes with the first exchange of the next: a round of
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,13 +24,10 @@ from typing import Any
 
 import torch
 
-from polyfed import topologies
 from polyfed.core.node import Name, Node
 from polyfed.core.topology import Tick
-from polyfed.engines.charter import Charter
 from polyfed.engines.decision import Decision
 from polyfed.engines.player import ANSWER, SAY, Key, Player, Steps
-from polyfed.engines.run import plain
 from polyfed.engines.wire import pack, unpack
 from polyfed.errors import MessageError, RunError
 
@@ -180,20 +176,6 @@ def read_number(header: Mapping[str, Any]) -> Number:
     if not (isinstance(found, list) and len(found) == 2 and all(type(n) is int for n in found)):
         raise MessageError(f"an exchange without a number: {found!r}"[:200])
     return found[0], found[1]
-
-
-def agreement(charter: Charter) -> str:
-    """A digest of what hub and nodes must agree on."""
-    agreed = {
-        "run": charter.run,
-        "method": charter.method.name,
-        "options": plain(charter.method),
-        "topology": topologies.label(charter.topology),
-        "nodes": list(charter.nodes),
-        "seed": charter.seed,
-        "evaluate_every": charter.evaluate_every,
-    }
-    return hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @dataclass

@@ -88,6 +88,13 @@ class Seat:
         """Whom this party follows."""
         return self.host or self.names[self.promised % len(self.names)]
 
+    @property
+    def awaited(self) -> list[Name]:
+        """Who is not there and must be, or is waited for, in order."""
+        held = self.accepted
+        wanted = self.names if held is None else (*held.members, self.leader)
+        return [name for name in self.names if name in wanted and name not in self._up]
+
     def ready(self, now: float) -> None:
         """The party can play: it tells the leader."""
         self._is_ready, self._since = True, now

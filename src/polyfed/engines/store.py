@@ -23,6 +23,7 @@ from polyfed.record import Recorder
 from polyfed.record.checkpoint import Checkpoint
 from polyfed.record.files import write_text
 
+FACTS = "party.json"
 Facts = dict[str, Any]
 Point = tuple[int, int, int]  # a state: after which round, and which attempt at it
 
@@ -92,6 +93,63 @@ class Store(Protocol):
         """Forget the states at a point."""
 
 
+class States:
+    """The states that a party has saved after rounds.
+
+    Args:
+        store: where they lie.
+        points: those of its lives before this one.
+
+    Attributes:
+        standing: the one that its nodes are in, if they are in any.
+    """
+
+    def __init__(self, store: Store, points: Sequence[Point]) -> None:
+        self.points = list(points)
+        self.standing: Point | None = None
+        self._store = store
+
+    @property
+    def last(self) -> int:
+        """The last round that is saved."""
+        return max(self.points, default=(0, 0, 0))[0]
+
+    def base(self, decision: Decision, me: Name) -> Point | None:
+        """The one from which a decision begins, if there is one; raises RunError if it is lost."""
+        base = max(self._valid(decision), default=None)
+        played = [i + 1 for i, each in enumerate(decision.log) if me in each.members]
+        if played and (base is None or base[0] < played[-1]):
+            raise RunError(
+                f"{me} has played round {played[-1]}, as the others know, and its folder does not "
+                "hold what came of it. Put the folder back that the site had; to begin the run "
+                "anew, write another `folder` in the site file, at all sites."
+            )
+        return base
+
+    def save(self, point: Point, nodes: Sequence[Node]) -> None:
+        """Add one: that which nodes are in now."""
+        self._store.save(point, nodes)
+        self.standing = point
+        if point not in self.points:
+            self.points.append(point)
+
+    def forget(self, decision: Decision) -> None:
+        """Drop the states that no later decision can begin from.
+
+        A decision of round t tells that round t-1 was played by all its members; so who decides
+        later knows of round t-1, and may at most have it played again, from the state before it.
+        """
+        number = decision.round
+        before = max((p for p in self._valid(decision) if p[0] < number - 1), default=(0, 0, 0))
+        for point in [p for p in self.points if p[0] < number - 1 and p != before]:
+            self._store.drop(point)
+            self.points.remove(point)
+
+    def _valid(self, decision: Decision) -> list[Point]:
+        settled = [(0, 0, 0), *((i + 1, *each.attempt) for i, each in enumerate(decision.log))]
+        return [point for point in self.points if point in settled]
+
+
 class FolderStore:
     """A store in a run folder."""
 
@@ -102,11 +160,11 @@ class FolderStore:
 
     def keep(self, facts: Facts) -> None:
         """Write RUN/party.json."""
-        write_text(self._folder / "party.json", json.dumps(facts))
+        write_text(self._folder / FACTS, json.dumps(facts))
 
     def facts(self) -> Facts:
         """Read RUN/party.json."""
-        path = self._folder / "party.json"
+        path = self._folder / FACTS
         if not path.exists():
             return {}
         try:

@@ -57,8 +57,7 @@ class Recorder:
         lock = _lock(folder)
         try:
             _make_empty(folder)  # another process may have begun before the lock was ours
-            text = yaml.safe_dump({"format": FORMAT, **config}, sort_keys=False)
-            write_text(folder / CONFIG, text)
+            _write_config(folder, config)
             _write_environment(folder)
             return cls(folder, {name: Log(folder / f"{name}.jsonl") for name in _LOGS}, lock)
         except BaseException:
@@ -66,14 +65,23 @@ class Recorder:
             raise
 
     @classmethod
-    def reopen(cls, folder: Path) -> tuple[Recorder, checkpoint.Checkpoint | None]:
-        """Continue a run: its logs, cut back to its newest checkpoint, and that checkpoint."""
+    def reopen(
+        cls, folder: Path, config: Mapping[str, Any] | None = None
+    ) -> tuple[Recorder, checkpoint.Checkpoint | None]:
+        """Continue a run: its logs, cut back to its newest checkpoint, and that checkpoint.
+
+        Args:
+            folder: of the run.
+            config: takes the place of the one there, if there is no checkpoint.
+        """
         read_config(folder)
         lock = _lock(folder)
         try:
             point = checkpoint.latest(folder / "checkpoints")
             lengths = dict.fromkeys(_LOGS, 0) if point is None else point.lengths
             logs = {name: Log.reopen(folder / f"{name}.jsonl", lengths[name]) for name in _LOGS}
+            if point is None and config is not None:
+                _write_config(folder, config)
             _write_environment(folder)
         except BaseException:
             lock.close()
@@ -181,6 +189,10 @@ def _make_empty(folder: Path) -> None:
             f"{folder} exists and is not empty. Choose another folder, or continue that run "
             f"with `polyfed resume {folder}`."
         )
+
+
+def _write_config(folder: Path, config: Mapping[str, Any]) -> None:
+    write_text(folder / CONFIG, yaml.safe_dump({"format": FORMAT, **config}, sort_keys=False))
 
 
 def _write_environment(folder: Path) -> None:
