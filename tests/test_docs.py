@@ -1,9 +1,13 @@
 """The pages: links lead somewhere, included files are the files."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from polyfed.methods import METHODS, load
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -76,3 +80,46 @@ def test_a_method_page_has_its_sections_in_order(page: Path) -> None:
         "What an honest-but-curious hub learns",
         "Citation",
     ]
+
+
+def defaults_told(page: Path, options: set[str]) -> list[tuple[str, str]]:
+    """Options and their defaults, as the page's table of symbols has them."""
+    text = page.read_text(encoding="utf-8")
+    table = text[text.index("code name | default |") :].partition("\n\n")[0].splitlines()[2:]
+    found = []
+    for row in table:
+        code, told = [cell.strip() for cell in row.split("|")][2:4]
+        code = re.sub(r"\(.*?\)", "", code)
+        names = [n for n in dict.fromkeys(re.findall(r"`(\w+)[=`]", code)) if n in options]
+        if names and told != "see there":
+            values = [told] if len(names) == 1 else re.split("[,;] ", told)
+            found += list(zip(names, values, strict=True))
+    return found
+
+
+def is_same(value: Any, told: str) -> bool:
+    """Whether a page tells a value, in its way."""
+    words = {"true": True, "false": False, "off": False, "none": None}
+    told = told.replace("`", "")
+    if told in words:
+        return value == words[told] or (told == "none" and value == "")
+    return told == value if isinstance(value, str) else float(told) == value
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "methods").glob("*.md")), ids=lambda p: p.stem)
+def test_a_method_page_tells_every_option_and_its_default(page: Path) -> None:
+    """All that the method's file declares; those of a family are told where it is explained."""
+    told, declared = set(), set()
+    for name in (n for n, (module, _) in METHODS.items() if module == page.stem):
+        method = load(name)
+        defaults = {field.name: field.default for field in fields(method)}
+        here = [cls for cls in method.__mro__ if cls.__module__.endswith(f".{page.stem}")]
+        own = {option for cls in here for option in set(cls.__annotations__) & defaults.keys()}
+        declared |= own
+        for option, value in defaults_told(page, set(defaults)):
+            told.add(option)
+            apart = re.search(rf"{name} `(\w+)`", value)  # fedu `drift`, fedema `paper`
+            if option in own or not name.endswith("-ssl"):  # whose defaults are fedbyol's
+                said = apart[1] if apart else value
+                assert is_same(defaults[option], said), (name, option)
+    assert declared - told == set()
