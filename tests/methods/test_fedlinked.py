@@ -250,6 +250,16 @@ def test_rollback_ends_with_the_last_of_the_best_rounds(seed: int) -> None:
             assert torch.equal(tensor, wanted[key]), (name, scores, key)
 
 
+def test_without_rollback_it_is_as_if_rounds_could_not_be_judged(
+    without: Callable[..., Node],
+) -> None:
+    noisy = _SMALL | {"rounds": 4, "lr": 0.1, "local_epochs": 1, "init_epochs": 0, "patience": 0}
+    method = FedLinked(**noisy, rollback=False)
+    unjudged = run(method, [without(node, "val_rb") for node in tiny()], progress=False)
+    assert _gap(run(method, tiny(), progress=False), unjudged) == 0
+    assert _gap(run(replace(method, rollback=True), tiny(), progress=False), unjudged) > 1e-3
+
+
 def test_each_phase_moves_its_part_and_not_a_bit_more() -> None:
     """SPEC 1.8, oracle 11: distillation leaves the head, fine-tuning the trunk, buffers too."""
     method = FedLinked(**_SMALL)
@@ -355,6 +365,25 @@ def test_the_phase_carries_the_weight() -> None:
     phase = next(iter(method.receive(tiny()[0], message)))
     assert phase.objective == MatchOutput("trunk", 2.5)
     assert (phase.label, phase.parts, phase.split) == ("distil", ("trunk",), "public")
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"eta": 1.5}, {"normalise": "all"}, {"normalise_rows": True}, {"transform": False}],
+    ids=lambda option: next(iter(option)),
+)
+def test_the_hub_links_as_the_options_say(
+    option: dict[str, Any], plain_nodes: Callable[..., list[Node]]
+) -> None:
+    method, plain, hub = FedLinked(**option), FedLinked(), Node("hub")
+    got = {node.name: method.send(node) for node in plain_nodes()}
+    replies = method.combine(hub, got, list(got))
+    z = [message.tensors["representations"] for message in got.values()]
+    wanted, usual = link(z, **({"eta": plain.eta} | option)), link(z, eta=plain.eta)
+    assert hub.notes["utilities"]["rows"] == wanted.utilities.tolist()
+    assert not torch.allclose(wanted.utilities, usual.utilities)
+    for j, name in enumerate(got):
+        assert torch.equal(replies[name].tensors["regulariser"], wanted.regularisers[j])
 
 
 def test_utilities_are_in_the_metrics() -> None:
