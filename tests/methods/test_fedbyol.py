@@ -29,6 +29,8 @@ from polyfed.train.probe import few_labels_probe, knn_probe, linear_probe
 
 SMALL: dict[str, Any] = {"batch": 8, "local_epochs": 1, "projection": 4, "predictor_hidden": 6}
 SMALL |= {"probe_epochs": 0, "neighbours": 5}
+OTHER: dict[str, Any] = {"local_epochs": 2, "lr": 0.05, "target_momentum": 0.9}
+OTHER |= {"noise_views": 0.3, "mask": 0.5, "momentum": 0.5, "weight_decay": 1e-2}
 FAMILY = (BYOLAlone, FedBYOL, FedU, FedEMA)
 ONLINE = ("trunk", "projector", "predictor")
 
@@ -82,7 +84,7 @@ def _literal_byol(net: nn.Module, node: Node, method: SelfTaught, t: int) -> Non
                 followed = [*net.trunk.parameters(), *net.projector.parameters()]
                 with torch.no_grad():
                     for slow, fast in zip(net.target.parameters(), followed, strict=True):
-                        slow.copy_(method.target_momentum * slow + 0.01 * fast)
+                        slow.mul_(method.target_momentum).add_((1 - method.target_momentum) * fast)
 
 
 def _distance(one: nn.Module, other: nn.Module) -> float:
@@ -149,6 +151,7 @@ def _literal(method: SelfTaught) -> tuple[dict[str, nn.Module], list[str]]:
     "method",
     [
         BYOLAlone(rounds=3, **SMALL),
+        BYOLAlone(rounds=3, **(SMALL | OTHER)),
         FedBYOL(rounds=3, **SMALL),
         FedU(rounds=3, mu=0.12, **SMALL),
         FedU(rounds=3, mu=0.2, divergence="paper", **SMALL),
@@ -368,6 +371,13 @@ def test_heads_begin_alike_where_trunks_are_as_wide() -> None:
     assert not torch.equal(
         other_seed["projector.weight"], made[0].model.state()["projector.weight"]
     )
+
+
+def test_heads_have_the_sizes_asked_for() -> None:
+    method = FedBYOL(projection=4, projector_hidden=3, predictor_hidden=7)
+    shapes = {n: list(t.shape) for n, t in method.prepare(tiny())[0].model.state().items()}
+    wide = [s for n, s in shapes.items() if len(s) == 2 and n.startswith(("projector", "predictor"))]
+    assert wide == [[3, 5], [4, 3], [7, 4], [4, 7]]
 
 
 def test_the_whole_network_may_be_the_trunk() -> None:

@@ -29,7 +29,7 @@ from polyfed.maths.correlation import (
     unpack_triangle,
 )
 from polyfed.methods import fedfoa
-from polyfed.methods.fedbyol import BYOLAlone, FedBYOL, FedEMA, FedU
+from polyfed.methods.fedbyol import Averaged, BYOLAlone, FedBYOL, FedEMA, FedU
 from polyfed.methods.fedfoa import Correlated, FedFoA
 from polyfed.random import ambient, stream
 from polyfed.testing import CHECKS, tiny
@@ -108,6 +108,7 @@ def _literal_round(
             cos = torch.nn.functional.cosine_similarity
             loss = (4 - 2 * cos(p[0], target[1]) - 2 * cos(p[1], target[0])).mean()
             Z = z[0] / z[0].square().sum(1, keepdim=True).sqrt() if method.normalise_rows else z[0]
+            Z = Z / math.sqrt(len(Z)) if method.per_sample else Z
             R = torch.linalg.cholesky(Z.T.detach() @ Z.detach()).T  # positive diagonal
             triangles.append(R)
             if t > method.warm_up:
@@ -138,11 +139,11 @@ def even(seed: int = 0) -> list[Node]:
     return made
 
 
-@pytest.mark.parametrize("normalise_rows", [False, True])
-def test_equals_the_literal_algorithm(normalise_rows: bool) -> None:
+@pytest.mark.parametrize("reading", [{}, {"normalise_rows": True}, {"per_sample": True}])
+def test_equals_the_literal_algorithm(reading: dict[str, bool]) -> None:
     """Four rounds of which two have the term, and somebody is heard, and somebody is not."""
     options = {**FOA, "warm_up": 2, "lam": 0.3}
-    method = FedFoA(rounds=4, normalise_rows=normalise_rows, **options)
+    method = FedFoA(rounds=4, **reading, **options)
     nodes = method.prepare(even())
     nets = {node.name: copy.deepcopy(node.model.net) for node in nodes}
     bank: dict[str, Tensor] = {}
@@ -195,6 +196,24 @@ def test_without_the_term_it_is_the_base_bit_for_bit(base: Any, off: dict[str, A
     done = run(method, tiny(), progress=False)
     assert_same(states(done), states(plain))
     assert done.accuracy == plain.accuracy
+
+
+@pytest.mark.parametrize(
+    ("base", "options"),
+    [
+        ("fedbyol", {}),
+        ("fedu", {}),
+        ("fedema", {}),
+        ("fedu", {"mu": 0.1, "divergence": "paper"}),
+        ("fedema", {"tau": 0.2, "divergence": "drift"}),
+    ],
+)
+def test_the_base_has_its_own_defaults_and_heeds_its_options(
+    base: Any, options: dict[str, Any]
+) -> None:
+    alone = methods.make(base, options)
+    assert isinstance(alone, Averaged)
+    assert FedFoA(base=base, **options).rule == alone.rule
 
 
 @pytest.mark.parametrize("base", BASES)
