@@ -376,7 +376,9 @@ def test_heads_begin_alike_where_trunks_are_as_wide() -> None:
 def test_heads_have_the_sizes_asked_for() -> None:
     method = FedBYOL(projection=4, projector_hidden=3, predictor_hidden=7)
     shapes = {n: list(t.shape) for n, t in method.prepare(tiny())[0].model.state().items()}
-    wide = [s for n, s in shapes.items() if len(s) == 2 and n.startswith(("projector", "predictor"))]
+    wide = [
+        s for n, s in shapes.items() if len(s) == 2 and n.startswith(("projector", "predictor"))
+    ]
     assert wide == [[3, 5], [4, 3], [7, 4], [4, 7]]
 
 

@@ -137,8 +137,8 @@ def procedure_c(
     if isinstance(method, FedULM1):
         trained = fbar
     x, y = hub.data["train"].x, hub.data["train"].y
-    path = ("tick", t, "gather", 0)
-    literal_train(trained, [trained], x, y, name="hub", path=path, epochs=1, **settings)
+    settings = settings | {"path": ("tick", t, "gather", 0), "epochs": method.hub_epochs}
+    literal_train(trained, [trained], x, y, name="hub", **settings)
     if isinstance(method, FedULM1):
         return trained
     h = getattr(method, "h", 0.5)
@@ -158,10 +158,10 @@ CASES = [
     FedUL(loss="reference"),
     FedUL(alpha_g=0.3, l1=1e-3, local_epochs=2),
     FedULM1(),
-    FedULM1(alpha_g=0.3),
+    FedULM1(alpha_g=0.3, hub_epochs=2),
     FedULM2(h=0.3),
     FedULM2(h=0.3, hub_start="aggregate"),
-    FedULM2(h=0.3, hub_start="persistent"),
+    FedULM2(h=0.3, hub_start="persistent", hub_epochs=2),
     FedULMgda(),
 ]
 

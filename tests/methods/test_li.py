@@ -204,6 +204,8 @@ def test_learning_rates_of_the_paper_decay_with_visits() -> None:
     for visit, factor in ((0, 1.0), (9, 1.0), (10, 0.5), (19, 0.5), (20, 0.25)):
         assert found[visit] == pytest.approx((1e-4 * factor, 4e-4 * factor, 5e-4 * factor))
     assert all(rate == pytest.approx((1e-4, 4e-4)) for rate in rates(LI(decay_every=0), 30))
+    other = LI(lr=1.0, head_rate=0.5, trunk_rate=0.1, full_epochs=1, decay=0.1, decay_every=1)
+    assert rates(other, 2) == [pytest.approx((f * 0.5, f * 0.1, f)) for f in (1.0, 0.1)]
     defaults = LI()
     assert (defaults.optimiser, defaults.weight_decay, defaults.batch) == ("adamw", 0.1, 10)
 
@@ -346,6 +348,8 @@ def test_fitting_takes_its_own_rate_and_no_kept_optimiser() -> None:
     assert (phase.label, phase.parts, phase.epochs) == ("finetune", ("head",), 6)
     assert phase.optimiser.lr == pytest.approx(2e-5)
     assert phase.keep is None
+    (other,) = LI(rounds=1, lr=1.0, finetune_epochs=1, finetune_rate=0.5).local(tiny()[0])
+    assert other.optimiser.lr == 0.5
 
 
 def test_who_missed_rounds_still_knows_the_last() -> None:
