@@ -16,7 +16,7 @@ from polyfed.core.data import Data, Split
 from polyfed.core.message import Message
 from polyfed.core.model import Model
 from polyfed.core.node import Node
-from polyfed.core.phase import MatchOutput
+from polyfed.core.phase import EarlyStop, MatchOutput
 from polyfed.engines.run import Run, run
 from polyfed.errors import ConfigError, DataError, ModelError
 from polyfed.maths.procrustes import link, random_rotation
@@ -384,6 +384,15 @@ def test_the_hub_links_as_the_options_say(
     assert not torch.allclose(wanted.utilities, usual.utilities)
     for j, name in enumerate(got):
         assert torch.equal(replies[name].tensors["regulariser"], wanted.regularisers[j])
+
+
+def test_init_and_local_epochs_are_the_ones_that_stop_early() -> None:
+    method, node = FedLinked(**(_SMALL | {"patience": 3})), tiny()[0]
+    (init,) = method.start(node)
+    reply = Message({"regulariser": torch.zeros(20, 5)})
+    stops = {phase.label: phase.stop for phase in (init, *method.receive(node, reply))}
+    early = EarlyStop(patience=3)
+    assert stops == {"init": early, "distil": None, "finetune": None, "local": early}
 
 
 def test_utilities_are_in_the_metrics() -> None:

@@ -341,6 +341,7 @@ def _counting(script: list[float]) -> Callable[[Model, Tensor, Tensor | None], T
         ([3, 2, 2, 0], 1, 3, 2),
         ([3, 4, 2, 5], 1, 2, 1),
         ([3, 4, 2, 5], 2, 4, 3),
+        ([3, 4, 2, 5, 1], 2, 5, 5),
         ([1, 1, 1, 1], 3, 4, 1),
     ],
 )
@@ -352,7 +353,7 @@ def test_early_stopping_restores_the_best_epoch(
     phase = _phase(
         objective=_counting(script),
         batch=10,
-        epochs=4,
+        epochs=len(script),
         parts=("head",),
         optimiser=Optimiser(name="sgd", lr=1.0),
         stop=EarlyStop(patience=patience),
