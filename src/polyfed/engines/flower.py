@@ -42,8 +42,8 @@ client_app = ClientApp()
 @server_app.main()
 def conduct(grid: Grid, context: Context) -> None:
     """Conduct a run, from its start or from where the hub's folder stands."""
-    from polyfed.engines.conductor import Conductor
     from polyfed.engines.agreement import run_config
+    from polyfed.engines.conductor import Conductor
     from polyfed.engines.flower_site import charter_of, read_hub
     from polyfed.engines.local import torch_device
     from polyfed.record import Recorder
