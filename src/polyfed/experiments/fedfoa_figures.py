@@ -67,7 +67,7 @@ def _figure_4() -> Experiment:
         notes=(
             "The text says that 40 % are reached after 30 rounds with FedFoA and after more than "
             "50 without. What is put to the test is that number, and that FedFoA is ahead after "
-            "30, 50 and all rounds; that FedEMA has less than 40 % after 50 follows from neither.",
+            "30, 50 and all rounds; that FedEMA has less than 40 % after 50 is not.",
             *EQUAL_NOTES,
             *NOTES,
         ),
