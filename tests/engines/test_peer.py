@@ -29,7 +29,7 @@ from polyfed.engines.channel import Channel
 from polyfed.engines.run import Run
 from polyfed.engines.site import read_site
 from polyfed.engines.wire import pack, unpack
-from polyfed.errors import ConfigError
+from polyfed.errors import ConfigError, RunError
 from polyfed.random import stream
 from polyfed.testing import tiny
 from ports import free_ports
@@ -39,11 +39,12 @@ pytest.importorskip("cryptography")
 pytestmark = pytest.mark.peer
 
 from polyfed.engines.certificates import make_certificates  # noqa: E402
+from polyfed.engines.peer import run_peer  # noqa: E402
 
 # A nursery: it imports and tries everything once, then forks a process for every line `SITE` and
 # answers its id; to `wait ID` it answers how that process ended. `SITE links` is a process that
-# connects where its site file says and nowhere else, gives a silent link up after two seconds, and
-# takes its time while there is a file `slow`.
+# connects where its site file says and nowhere else, gives a silent link up after two seconds and a
+# rival after three, and takes its time while there is a file `slow`.
 NURSERY = """
 import os, sys, time, traceback
 from pathlib import Path
@@ -65,7 +66,7 @@ def only_these_links():
     def slow(work, trainer):
         time.sleep(0.5 if Path("slow").exists() else 0)
         return do(work, trainer)
-    peer._config, player.Work.do = explicit, slow
+    peer._config, player.Work.do, peer._LEASE = explicit, slow, 3.0
 
 for line in sys.stdin:
     words = line.split()
@@ -245,6 +246,70 @@ def test_the_others_go_on_without_a_peer_that_stays_away(tmp_path: Path, nursery
     assert absent[12] == ["M1"]
     run = pf.run(method, tiny(), topology="dual-ring", stack="never", absent=absent)
     assert_equals(tmp_path, run, ["M0", "M2"])
+
+
+# ---- mistakes ------------------------------------------------------------------------------------
+
+
+def test_another_federation_file_is_refused_and_nothing_is_lost(
+    tmp_path: Path, nursery: Nursery
+) -> None:
+    sites = sites_of(tmp_path, LI, "dual-ring")
+    other = yaml.safe_load((tmp_path / "federation.yaml").read_text())
+    other["options"]["rounds"] = 9
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(other))
+    right = sites["M2"].read_text()
+    sites["M2"].write_text(right.replace("federation.yaml", "other.yaml"))
+    processes = {name: nursery.start(site) for name, site in sites.items()}
+    assert nursery.wait(processes["M2"]) != 0
+    assert not (tmp_path / "run-M0" / "checkpoints").exists()
+    sites["M2"].write_text(right)
+    processes["M2"] = nursery.start(sites["M2"])
+    assert [nursery.wait(process) for process in processes.values()] == [0] * 3
+    run = pf.run(LI, tiny(), topology="dual-ring", stack="never")
+    assert_equals(tmp_path, run, list(sites))
+    sites["M2"].write_text(right.replace("federation.yaml", "other.yaml"))
+    with pytest.raises(ConfigError, match=r"result of a run with another.* rounds is 9 here"):
+        run_peer(sites["M2"])
+    sites["M2"].write_text(right)
+    said: list[str] = []
+    assert run_peer(sites["M2"], shown=said.append).accuracy["M2"] == run.accuracy["M2"]
+    assert "finished already" in said[0]
+
+
+def test_who_is_left_alone_has_not_finished_and_goes_on_later(
+    tmp_path: Path, nursery: Nursery
+) -> None:
+    sites = sites_of(tmp_path, LI, "dual-ring", patience=3.0)
+    processes = [nursery.start(sites[name]) for name in ("M0", "M1")]
+    assert all(nursery.wait(process) != 0 for process in processes)
+    assert not list(tmp_path.glob("*/result.json"))
+    federation = tmp_path / "federation.yaml"
+    federation.write_text(federation.read_text().replace("patience: 3.0", "patience: 600.0"))
+    processes = [nursery.start(site) for site in sites.values()]
+    assert [nursery.wait(process) for process in processes] == [0] * 3
+    run = pf.run(LI, tiny(), topology="dual-ring", stack="never")
+    assert_equals(tmp_path, run, list(sites))
+
+
+def test_a_second_process_in_a_name_is_refused_and_the_first_goes_on(
+    tmp_path: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    sites = sites_of(tmp_path, LI, "dual-ring")
+    (tmp_path / "slow").touch()
+    processes = {name: nursery.start(site, "links") for name, site in sites.items()}
+    wait_for_round(tmp_path / "run-M1", 1)
+    with pytest.raises(RunError, match="being written by another process"):
+        run_peer(sites["M1"])
+    copied = yaml.safe_load(sites["M1"].read_text()) | {"folder": "second", "listen": []}
+    (tmp_path / "second.yaml").write_text(yaml.safe_dump(copied))
+    assert nursery.wait(nursery.start(tmp_path / "second.yaml", "links")) != 0
+    (tmp_path / "slow").unlink()
+    assert [nursery.wait(process) for process in processes.values()] == [0] * 3
+    assert not (tmp_path / "second" / "checkpoints").exists()
+    run = pf.run(LI, tiny(), topology="dual-ring", stack="never")
+    assert_equals(tmp_path, run, list(sites))
 
 
 # ---- links ---------------------------------------------------------------------------------------
@@ -530,27 +595,35 @@ def test_nobody_can_speak_for_another_or_without_a_certificate(tmp_path: Path) -
         return found
 
     with zenoh_link(sites["M0"][0], charter) as link:
+        link.arise(1)
         with opened("M1") as honest:
+            tokens = [
+                honest.liveliness().declare_token(f"polyfed/test/alive/{name}/7")
+                for name in ("M1", "M2")
+            ]
             deadline = time.monotonic() + 60
             while not (found := heard(link)) and time.monotonic() < deadline:
-                honest.put("polyfed/test/to/M0/M1", b"as myself")
+                honest.put("polyfed/test/to/M0/1/M1/7", b"as myself")
                 time.sleep(0.05)
             assert set(found) == {("M1", b"as myself")}
-            honest.put("polyfed/test/to/M0/M2", b"as another")
-            honest.put("polyfed/test/to/M0/M1", b"the end")
+            assert link._lives.heard == {"M1": 7}  # and not M2
+            link._lives.came("M2", 7)
+            honest.put("polyfed/test/to/M0/1/M2/7", b"as another")
+            honest.put("polyfed/test/to/M0/1/M1/9", b"as a second process")
+            honest.put("polyfed/test/to/M0/1/M1/7", b"the end")
             time.sleep(0.5)
             assert {raw for _, raw in heard(link)} <= {b"as myself", b"the end"}
+            tokens.clear()
         files = {"authority": "ca.pem", "certificate": "M1.pem", "key": "M1.key"}
         forged = {name: stranger / path for name, path in files.items()}
         with opened("M1", **forged, listen=()) as liar:
-            liar.put("polyfed/test/to/M0/M1", b"forged")
+            link._lives.came("M1", 7)
+            liar.put("polyfed/test/to/M0/1/M1/7", b"forged")
             time.sleep(0.5)
             assert heard(link) == []
 
 
 def test_what_is_not_secure_must_be_typed(tmp_path: Path) -> None:
-    from polyfed.engines.peer import run_peer
-
     path = sites_of(tmp_path, LI, "ring")["M0"]
     site = yaml.safe_load(path.read_text())
     path.write_text(yaml.safe_dump({**site, "listen": ["tcp/127.0.0.1:0"]}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from polyfed.engines import chaos
 from polyfed.engines.charter import Charter
 from polyfed.engines.simulated import Event, Network, Weather
 from polyfed.engines.store import MemoryStore
+from polyfed.engines.words import failure
 from polyfed.errors import RunError
 from polyfed.testing import tiny
 
@@ -226,6 +228,31 @@ def test_half_of_the_parties_wait_for_the_others() -> None:
     assert network.over["M0"].is_alone
     faults = [fault["fault"] for fault in network.recorders["M0"].faults.records]
     assert faults == ["left alone"]
+    assert network.over["M0"].accuracy is None  # it has not finished
+    assert "M0 is left alone after" in str(failure(network.over["M0"]))
+    assert "for M1, M2. Nothing is lost" in str(failure(network.over["M0"]))
+
+
+def test_a_party_that_agreed_to_something_else_takes_no_part() -> None:
+    class Divided(Network):
+        def _start(self, name: Name) -> None:
+            agreed = self.charter
+            if name == "M2":
+                self.charter = replace(agreed, method=replace(FEDAVG, rounds=9))
+            super()._start(name)
+            self.charter = agreed
+
+    star = topologies.make("star")
+    charter = Charter(run="t", method=FEDAVG, topology=star, nodes=ALL, host="hub", patience=60.0)
+    network = Divided(charter, {n.name: n for n in tiny()}.get)
+    network.run(limit=1000.0)
+    assert {name: party.refused for name, party in network.over.items()} == {
+        "M0": None, "M1": None, "M2": "hub", "hub": None,
+    }  # fmt: skip
+    assert not any(party.states.points for party in network.over.values())
+    assert "M2 has another federation file than hub" in str(failure(network.over["M2"]))
+    for name in ("M0", "M1", "hub"):
+        assert "for M2. Nothing" in str(failure(network.over[name])), name
 
 
 def test_training_is_not_repeated_in_a_star_when_another_node_is_lost() -> None:

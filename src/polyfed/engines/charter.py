@@ -156,6 +156,16 @@ def check_card(card: Any, *, is_node: bool) -> None:
         raise MessageError(f"a card that describes nothing: {error}") from error
 
 
+def check_cards(charter: Charter, sender: Name, note: Mapping[str, Any]) -> None:
+    """Raise MessageError if a note holds what parties cannot tell about themselves."""
+    roster = note.get("roster") or {}
+    cards = dict(roster) if isinstance(roster, dict) else {}
+    if note["kind"] == "hello":
+        cards[sender] = note.get("card")
+    for name, card in cards.items():
+        check_card(card, is_node=name in charter.nodes)
+
+
 def plain(spec: Spec) -> dict[str, Any]:
     """A specification as JSON can hold it."""
     return {n: [list(s.shape), str(s.dtype), s.least] for n, s in spec.items()}

@@ -24,7 +24,7 @@ from typing import Any
 from polyfed.core.node import Name, Node
 from polyfed.engines.agreement import Terms, differences, read_terms, terms_of
 from polyfed.engines.channel import Channel
-from polyfed.engines.charter import Charter, check_card, read_spec
+from polyfed.engines.charter import Charter, check_cards, read_spec
 from polyfed.engines.council import Council
 from polyfed.engines.decision import Attempt, Decision
 from polyfed.engines.mail import Mail
@@ -101,6 +101,7 @@ class Party:
         self.accuracy: dict[Name, float] | None = None
         self.strangers: dict[Name, str] = {}  # whose terms are others, and how they differ
         self.is_alone = False  # it has given up waiting for the others
+        self.missed: list[Name] = []  # for whom it waited then
         self.refused: Name | None = None  # the leader whom it does not follow
         self.is_over = False
         self._steps: Steps | None = None
@@ -138,10 +139,8 @@ class Party:
         """Another party is seen, or begins a new life."""
         if name in self.charter.parties and name != self.name:
             self.strangers.pop(name, None)
-            self.channel.cancel(TERMS, name)
-            self.channel.post(name, pack({"kind": TERMS, "terms": self.terms}), now, TERMS)
             self.council.up(name, now)
-            self.channel.back(name, now)
+            self._introduce(name, now)
             self._settle(now)
 
     def down(self, name: Name, now: float) -> None:
@@ -171,7 +170,7 @@ class Party:
             return
         self._moved = now
         if kind in CONTROL:
-            self._check_cards(sender, header)
+            check_cards(self.charter, sender, header)
             self.council.hear(sender, dict(header), now)
         elif kind != TERMS:
             is_current = self._next is None and not self.council.orders
@@ -187,16 +186,13 @@ class Party:
         self.strangers[sender] = said
         self.council.down(sender, self._now)
         if sender == self.council.leader:
+            self._introduce(sender, self._now)  # it shall know why this party goes
             self.refused, self.is_over = sender, True
 
-    def _check_cards(self, sender: Name, note: Mapping[str, Any]) -> None:
-        """Raise MessageError for what parties cannot tell about themselves."""
-        roster = note.get("roster") or {}
-        cards = dict(roster) if isinstance(roster, dict) else {}
-        if note["kind"] == "hello":
-            cards[sender] = note.get("card")
-        for name, card in cards.items():
-            check_card(card, is_node=name in self.charter.nodes)
+    def _introduce(self, name: Name, now: float) -> None:
+        self.channel.cancel(TERMS, name)
+        self.channel.post(name, pack({"kind": TERMS, "terms": self.terms}), now, TERMS)
+        self.channel.back(name, now)
 
     def worked(self, results: Sequence[Any], now: float) -> None:
         """The work that was asked for is done."""
@@ -212,7 +208,9 @@ class Party:
         self.council.need(self._needed(), now)
         self.council.tick(now)
         if self.work is None and now >= self._moved + self.charter.patience and not self.is_over:
-            self._moved, self.is_alone = now, True
+            long = now - min(self.charter.grace, self.charter.patience / 2)
+            self._moved, self.is_alone = now, True  # others who give up go at about this moment
+            self.missed = self.council.awaited(long) or self.council.awaited()
             self._fault(self.name, "left alone", f"no progress for {self.charter.patience:g} s")
             self.is_over = self.accuracy is None
         self._settle(now)

@@ -88,12 +88,12 @@ class Seat:
         """Whom this party follows."""
         return self.host or self.names[self.promised % len(self.names)]
 
-    @property
-    def awaited(self) -> list[Name]:
-        """Who is not there and must be, or is waited for, in order."""
+    def awaited(self, before: float = math.inf) -> list[Name]:
+        """Who is waited for, in order, and went before a time or never came."""
         held = self.accepted
         wanted = self.names if held is None else (*held.members, self.leader)
-        return [name for name in self.names if name in wanted and name not in self._up]
+        away = {name for name, since in self._gone.items() if since <= before} - self._up
+        return [name for name in self.names if name in wanted and name in away]
 
     def ready(self, now: float) -> None:
         """The party can play: it tells the leader."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from polyfed.core.node import Name
 from polyfed.engines.party import Party
 from polyfed.errors import ConfigError, PolyfedError, RunError
 
@@ -9,13 +12,14 @@ from polyfed.errors import ConfigError, PolyfedError, RunError
 def standing(party: Party) -> str:
     """Where it stands, and for whom it waits."""
     held, last = party.council.accepted, party.charter.method.rounds
-    waiting = f"waiting for {_missing(party)}, {party.charter.patience:g} s at most (patience)"
+    awaited = party.council.awaited()
+    waiting = f"waiting for {_who(party, awaited)}, {party.charter.patience:g} s at most (patience)"
     if held is None:
-        return waiting if party.council.awaited else "all are here"
+        return waiting if awaited else "all are here"
     if held.round > last:
         return "the end"
     round_ = f"round {held.round} of {last} with {', '.join(held.members)}"
-    return f"{round_}; {waiting}" if party.council.awaited else round_
+    return f"{round_}; {waiting}" if awaited else round_
 
 
 def failure(party: Party) -> PolyfedError | None:
@@ -30,6 +34,7 @@ def failure(party: Party) -> PolyfedError | None:
     if party.accuracy is not None:
         return None
     done, folder = party.states.last, party.recorder.folder
+    waited = f"{party.charter.patience:g} s (patience) for {_who(party, party.missed)}"
     show = (
         f" If they have finished without it, this is what {me} keeps: polyfed show {folder}"
         if done and folder
@@ -37,13 +42,13 @@ def failure(party: Party) -> PolyfedError | None:
     )
     return RunError(
         f"{me} is left alone after {done} of {party.charter.method.rounds} rounds: it has waited "
-        f"{party.charter.patience:g} s (patience) for {_missing(party) or 'the others'}. Nothing "
-        "is lost: the same command goes on from here. Start the others too, each with its own "
-        "site file; if they run already, see whether `connect` leads to one of them and whether "
-        f"their federation files name the same `run`.{show}"
+        f"{waited if party.missed else 'too long, with all the others there'}. Nothing is lost: "
+        "the same command goes on from here. Start the others too, each with its own site file; "
+        "if they run already, see whether `connect` leads to one of them and whether their "
+        f"federation files name the same `run`.{show}"
     )
 
 
-def _missing(party: Party) -> str:
+def _who(party: Party, names: Sequence[Name]) -> str:
     why = {name: f" (another federation file: {said})" for name, said in party.strangers.items()}
-    return ", ".join(f"{name}{why.get(name, '')}" for name in party.council.awaited)
+    return ", ".join(f"{name}{why.get(name, '')}" for name in names)
