@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import polyfed as pf
 from polyfed import topologies
+from polyfed.cli import app
 from polyfed.engines.agreement import differences, is_finished, open_folder, terms_of
 from polyfed.engines.charter import Charter
 from polyfed.engines.store import FolderStore
@@ -95,3 +97,14 @@ def test_a_folder_that_another_process_has_is_not_touched(tmp_path: Path) -> Non
         open_folder(tmp_path / "run", config(rounds=5))
     assert read_config(tmp_path / "run")["agreed"]["options: rounds"] == "3"
     recorder.close()
+
+
+def test_a_partys_folder_goes_on_with_its_own_command_and_no_other(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    more = {"method": "li", "options": {"rounds": 3}, "task": "heart", "task_options": {}}
+    recorder, _ = open_folder(folder, {**config(), **more, "topology": "ring", "settings": {}})
+    recorder.close()
+    with pytest.raises(RunError, match=r"one party of a run across machines.*polyfed peer SITE"):
+        pf.resume(folder)
+    shown = CliRunner().invoke(app, ["show", str(folder)])
+    assert "not finished: 0 of 3 rounds; continue with: polyfed peer SITE.yaml" in shown.output

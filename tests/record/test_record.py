@@ -519,7 +519,7 @@ def test_two_writers_on_one_folder(tmp_path: Path) -> None:
     )
     arguments = [sys.executable, "-c", code, str(tmp_path / "run")]
     other = subprocess.run(arguments, capture_output=True, text=True, check=False)
-    assert other.stderr.strip().endswith("run is being written by another process.")
+    assert other.stderr.strip().endswith("by another process: it has been started already.")
     with pytest.raises(RunError, match="being written by another process"):
         Recorder.reopen(tmp_path / "run")
     assert contents(tmp_path) == before

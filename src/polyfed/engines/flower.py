@@ -42,26 +42,20 @@ client_app = ClientApp()
 @server_app.main()
 def conduct(grid: Grid, context: Context) -> None:
     """Conduct a run, from its start or from where the hub's folder stands."""
-    from polyfed.engines.agreement import run_config
+    from polyfed.engines.agreement import is_finished, open_folder, run_config
     from polyfed.engines.conductor import Conductor
     from polyfed.engines.flower_site import charter_of, read_hub
     from polyfed.engines.local import torch_device
-    from polyfed.record import Recorder
-    from polyfed.record.recorder import read_result
 
     _die_with_parent()
     site, federation = read_hub(Path(str(context.run_config["hub"])))
-    is_begun = (site.folder / "config.yaml").exists()
-    if is_begun and read_result(site.folder) is not None:
-        return
     charter = charter_of(federation)
+    config = run_config(site, federation, charter)
+    if is_finished(site.folder, config):
+        return
     made = site.make(federation.seed)
     hub = None if made is None else charter.enter(site.name, made, torch_device(site.device))
-    if is_begun:
-        recorder, point = Recorder.reopen(site.folder)
-    else:
-        recorder = Recorder.create(site.folder, run_config(site, federation, charter))
-        point = None
+    recorder, point = open_folder(site.folder, config)
     try:
         post = FlowerPost(grid, charter.patience)
         Conductor(charter, hub, recorder, point, post, shown=_shown(site)).run()

@@ -25,10 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.core.node import Name
+from polyfed.engines.agreement import NEW_RUN, is_finished, run_config
+from polyfed.engines.charter import Charter
 from polyfed.engines.flower_resident import VARIABLE, Answers, resident
 from polyfed.engines.flower_site import charter_of, flower_folder, read_hub
 from polyfed.engines.run import Run
-from polyfed.engines.site import Site, read_site
+from polyfed.engines.site import Federation, Site, read_site
 from polyfed.errors import ConfigError, RunError
 from polyfed.record.recorder import read_result
 
@@ -68,9 +70,10 @@ def run_hub(path: str | Path, *, insecure: bool = False, shown: Shown | None = N
     site, federation = read_hub(Path(path))
     if not insecure:
         site.check_security()
-    if _is_finished(site):
-        return Run.open(site.folder)
+    say = shown or (lambda text: None)
     charter = charter_of(federation)
+    if _was_finished(site, federation, charter, say):
+        return Run.open(site.folder)
     folder = _flower_folder(site)
     host, port = _address(site.listen, "listen", site)
     keys = {} if insecure else {name: _public_key(site, name) for name in charter.nodes}
@@ -87,7 +90,7 @@ def run_hub(path: str | Path, *, insecure: bool = False, shown: Shown | None = N
             for name, key in keys.items():
                 _register(control, name, key)
             run = _start_run(control, Path(path).resolve())
-            _watch(control, run, superlink, site, shown or (lambda text: None))
+            _watch(control, run, superlink, site, say)
     return Run.open(site.folder)
 
 
@@ -103,11 +106,11 @@ def run_node(path: str | Path, *, insecure: bool = False, shown: Shown | None = 
     site, federation = read_site(Path(path))
     if not insecure:
         site.check_security()
-    if _is_finished(site):
+    say = shown or (lambda text: None)
+    if _was_finished(site, federation, charter_of(federation), say):
         return Run.open(site.folder)
     folder = _flower_folder(site)
     host, port = _address(site.connect, "connect", site)
-    say = shown or (lambda text: None)
     command = ["flower-supernode", "--superlink", f"{host}:{port}", "--isolation", "subprocess"]
     command += ["--port", str(_free_port())]
     command += ["--node-config", f'site="{Path(path).resolve()}"']
@@ -266,6 +269,14 @@ def _flower_folder(site: Site) -> Path:
     folder = flower_folder(site)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def _was_finished(site: Site, federation: Federation, charter: Charter, say: Shown) -> bool:
+    """Whether the site's folder holds the result; raises ConfigError if of another run."""
+    is_over = is_finished(site.folder, run_config(site, federation, charter))
+    if is_over:
+        say(f"run {charter.run} is finished already: this is its result. {NEW_RUN}")
+    return is_over
 
 
 def _is_finished(site: Site) -> bool:

@@ -210,5 +210,7 @@ def _lock(folder: Path) -> IO[str]:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         handle.close()
-        raise RunError(f"{folder} is being written by another process.") from error
+        raise RunError(
+            f"{folder} is being written by another process: it has been started already."
+        ) from error
     return handle
