@@ -33,7 +33,7 @@ pytest.importorskip("flwr")
 pytestmark = pytest.mark.flower
 
 from polyfed.engines.certificates import make_certificates  # noqa: E402
-from polyfed.engines.flower_start import run_hub, run_node  # noqa: E402
+from polyfed.engines.flower_start import _aloud, run_hub, run_node  # noqa: E402
 
 NODES = """
 from polyfed.testing import tiny
@@ -216,7 +216,11 @@ def test_without_a_resident_a_process_answers_by_itself(
     monkeypatch.syspath_prepend(str(tmp_path))
     raw = bundle({"kind": "hello", "exchange": [1, 1], "terms": {}})
     assert unbundle(answer(sites["M0"], raw))[0]["kind"] == "refused"
-    assert unbundle(Answers(sites["M0"])(raw))[0]["kind"] == "refused"
+    said: list[str] = []
+    aloud = _aloud(Answers(sites["M0"]), said.append)
+    assert unbundle(aloud(raw))[0] == unbundle(aloud(raw))[0]
+    (line,) = said
+    assert line.startswith("refused: the hub has another federation file than M0: run is test here")
 
 
 def test_bytes_survive_flowers_records() -> None:

@@ -22,6 +22,7 @@ from polyfed.core.method import Method
 from polyfed.core.node import Name, Node
 from polyfed.core.phase import Phase
 from polyfed.core.topology import Seen, Tick
+from polyfed.engines.agreement import terms_of
 from polyfed.engines.charter import Charter
 from polyfed.engines.clerk import serve
 from polyfed.engines.conductor import Conductor
@@ -59,6 +60,7 @@ class Loopback:
         deaf: {exchange: names}: those do it, and the answer is lost.
         kill: the hub dies before, or after, that exchange is sent.
         forge: changes what a node answers.
+        said: what the hub has shown.
     """
 
     def __init__(self, charter: Charter, nodes: Sequence[Node], folder: Path) -> None:
@@ -70,6 +72,7 @@ class Loopback:
         self.kill: set[tuple[int, str]] = set()
         self.forge: Callable[[Name, bytes], bytes] | None = None
         self.gone: set[Name] = set()
+        self.said: list[str] = []
 
     def present(self) -> Mapping[Any, Name | None]:
         return {f"id-{n}": None for n in self.charter.nodes if n not in self.gone}
@@ -113,7 +116,8 @@ class Loopback:
         hub = self.nodes.get("hub")
         made = None if hub is None else self.charter.enter("hub", hub, CPU)
         try:
-            Conductor(self.charter, made, recorder, point, self, pause=0.0).run()
+            say = self.said.append
+            Conductor(self.charter, made, recorder, point, self, shown=say, pause=0.0).run()
         finally:
             recorder.close()
 
@@ -580,6 +584,19 @@ def test_a_clerk_refuses_what_is_no_good_and_writes_it_down(tmp_path: Path) -> N
     assert all(torch.equal(before[key], after[key]) for key in before)
 
 
+def test_a_clerk_that_was_refused_before_it_played_can_be_put_right(tmp_path: Path) -> None:
+    """Its folder does not count as begun: else the right federation file would be refused there."""
+    relay = relay_of(tmp_path, FEDAVG, "star", tiny())
+    header = {
+        "kind": "hello",
+        "exchange": [1, 1],
+        "terms": {**terms_of(relay.charter), "seed": "9"},
+    }
+    answer = unbundle(relay.serve("M1", bundle(header)))[0]
+    assert "than M1: seed is 0 here and 9 at the hub. Give all sites the same" in answer["why"]
+    assert not (tmp_path / "run-M1" / "checkpoints").exists()
+
+
 def test_a_round_that_was_not_sent_whole_is_not_played(tmp_path: Path) -> None:
     relay = relay_of(tmp_path, FEDAVG, "star", tiny())
     sent: list[bytes] = []
@@ -609,6 +626,7 @@ def test_strangers_and_second_ones_of_a_name_are_refused(tmp_path: Path) -> None
         "a second node calls itself M0",
         "a node that calls itself 'M7'",
     }
+    assert "is not taken: a second node calls itself M0" in " ".join(relay.said)
     relay.forge = None
     relay.conduct()
     assert_as_one_process(relay, local(relay, "star"))

@@ -98,7 +98,8 @@ class Clerk:
         differs = differences(terms_of(self.charter), read_terms(header.get("terms")), "at the hub")
         if differs:
             raise MessageError(
-                f"the hub has another federation file than {self.node.name}: {differs}"
+                f"the hub has another federation file than {self.node.name}: {differs}. Give all "
+                "sites the same file, then type the same command again"
             )
         if header["kind"] == HELLO:
             card = self.charter.card(self.node)
@@ -115,7 +116,8 @@ class Clerk:
     def refuse(self, error: MessageError) -> bytes:
         """Write down that an exchange was no good; what to answer."""
         self._fault("hub", str(error))
-        self._save(0 if self._desk.facts["file"] is None else self._desk.facts["file"][0])
+        if self._desk.facts["points"]:  # a folder in which nothing was played stays so
+            self._save(self._desk.facts["file"][0])
         return bundle({"kind": REFUSED, "why": str(error)})
 
     def close(self) -> None:

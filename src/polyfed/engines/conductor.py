@@ -162,7 +162,9 @@ class Conductor:
             except MessageError as error:
                 if self._refused.get(address) != str(error):
                     self._refused[address] = str(error)
-                    self._fault(there[address] or str(address), "node refused", str(error))
+                    name = there[address] or str(address)
+                    self._fault(name, "node refused", str(error))
+                    self._say(f"node {name} is not taken: {error}")
 
     def _admit(self, address: Address, vouched: Name | None, header: Mapping[str, Any]) -> None:
         """Take a node in; raises MessageError if it is none of this federation."""

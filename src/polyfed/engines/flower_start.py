@@ -29,6 +29,7 @@ from polyfed.engines.agreement import NEW_RUN, is_finished, run_config
 from polyfed.engines.charter import Charter
 from polyfed.engines.flower_resident import VARIABLE, Answers, resident
 from polyfed.engines.flower_site import charter_of, flower_folder, read_hub
+from polyfed.engines.relay import REFUSED, unbundle
 from polyfed.engines.run import Run
 from polyfed.engines.site import Federation, Site, read_site
 from polyfed.errors import ConfigError, RunError
@@ -120,7 +121,7 @@ def run_node(path: str | Path, *, insecure: bool = False, shown: Shown | None = 
         command += ["--root-certificates", str(site.authority)]
         command += ["--auth-supernode-private-key", str(_private_key(site, folder))]
     say(f"node {site.name} of run {federation.run}, hub {host}:{port}")
-    with resident(Answers(Path(path))) as door:
+    with resident(_aloud(Answers(Path(path)), say)) as door:
         while not _is_finished(site):
             begun = time.monotonic()
             while not _answers(host, port):
@@ -139,6 +140,22 @@ def run_node(path: str | Path, *, insecure: bool = False, shown: Shown | None = 
                     say("no hub that takes this node yet")
                     time.sleep(1.0)
     return Run.open(site.folder)
+
+
+def _aloud(answer: Callable[[bytes], bytes], say: Shown) -> Callable[[bytes], bytes]:
+    """The same answers; why an exchange is refused is said, once."""
+    known: set[str] = set()
+
+    def answered(raw: bytes) -> bytes:
+        found = answer(raw)
+        header = unbundle(found)[0]
+        why = str(header.get("why"))
+        if header["kind"] == REFUSED and why not in known:
+            known.add(why)
+            say(f"refused: {why}")
+        return found
+
+    return answered
 
 
 # ---- processes -----------------------------------------------------------------------------------
