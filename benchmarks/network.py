@@ -215,6 +215,7 @@ def transfers(sites: list[Path], megabytes: int, repeats: int) -> None:
         channel = Channel(1, ["M1"])
         link.arise(1)
         wait_for(link, "up")
+        time.sleep(1.0)  # until the other side has seen this one, too
         channel.back("M1", 0.0)
         bare(link, payload)
         through(channel, link, pack({"kind": "say"}, payload))

@@ -45,7 +45,7 @@ class Charter:
         seed: of the run.
         evaluate_every: rounds between evaluations.
         grace: seconds that a party may be gone before the others go on without it.
-        patience: seconds without any progress after which a party ends its run alone.
+        patience: seconds without any progress after which a party ends, to go on later.
         resend: seconds after which a small message that was not confirmed is sent again.
         largest: bytes of the largest message that is taken.
     """

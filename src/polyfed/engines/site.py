@@ -37,7 +37,7 @@ class Federation:
         seed: same seed, same numbers.
         evaluate_every: rounds between evaluations.
         grace: seconds that a party may be gone before the others go on without it.
-        patience: seconds without progress after which a party ends its run alone.
+        patience: seconds without progress after which a party ends, to go on when started again.
         resend: seconds after which a small message that was not confirmed is sent again.
         largest: bytes of the largest message that is taken.
     """
