@@ -22,6 +22,9 @@ def test_each_error_is_in_the_tree_and_a_builtin_too(kind: type[PolyfedError]) -
     [
         ("fedlinkd", ["fedlinked", "fedavg"],
          "unknown method 'fedlinkd'. Did you mean 'fedlinked'? There are: fedavg, fedlinked."),
+        ("FedULM1", ["fedul", "fedul-m1"],
+         "unknown method 'FedULM1'. Did you mean 'fedul-m1'? There are: fedul, fedul-m1."),
+        ("LI", ["LG", "li"], "unknown method 'LI'. Did you mean 'li'? There are: LG, li."),
         ("zzz", ["b", "a"], "unknown method 'zzz'. There are: a, b."),
         ("x", [], "unknown method 'x'. There are: none."),
     ],

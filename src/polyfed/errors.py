@@ -50,8 +50,9 @@ class UnknownNameError(ConfigError):
 
     def __init__(self, kind: str, got: str, known: Iterable[str]) -> None:
         names = sorted(known)
-        near = difflib.get_close_matches(got, names, n=1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
+        small = {name.lower(): name for name in names}
+        near = difflib.get_close_matches(got.lower(), small, n=1)
+        hint = f" Did you mean '{small[near[0]]}'?" if near else ""
         listing = ", ".join(names) if names else "none"
         super().__init__(f"unknown {kind} '{got}'.{hint} There are: {listing}.")
 

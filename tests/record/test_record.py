@@ -81,6 +81,33 @@ def whole() -> Run:
     return pf.run(FEDLINKED, tiny())
 
 
+# ---- files ---------------------------------------------------------------------------------------
+
+
+def test_where_nothing_can_be_written_the_error_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    for name in ("write_text", "unlink"):  # as on a file system that is mounted read-only
+        monkeypatch.setattr(Path, name, refused)
+    with pytest.raises(RunError, match=r"could not write .*x\.html: Read-only file system"):
+        write_text(tmp_path / "x.html", "text")
+
+
+def test_a_place_that_is_no_file_is_an_error_of_ours(monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunError, match="could not write"):
+        write_text(Path(""), "text")
+
+
+def test_a_folder_without_a_method_holds_no_run(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("format: 1\n")
+    with pytest.raises(RunError, match="names no method: it is not of a run"):
+        read_config(tmp_path)
+
+
 # ---- logs ----------------------------------------------------------------------------------------
 
 

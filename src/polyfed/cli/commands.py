@@ -176,7 +176,8 @@ def run_command(
         built, chosen, common = config.built(asked)
     elif overrides:
         raise ConfigError(
-            f"'{overrides[0]}' can only follow a config file, as polyfed run x.yaml method.lr=1."
+            f"'{overrides[0]}' can only follow a config file, as polyfed run x.yaml method.lr=1. "
+            "For several methods: polyfed compare."
         )
     else:
         chosen = _task(ctx, task)

@@ -47,6 +47,9 @@ def read_config(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
         if name not in _KNOWN:
             raise UnknownNameError(f"setting in {path}", str(name), _KNOWN)
     config: dict[str, Any] = {"task": "digits", "topology": None, **found}
+    for name in _PLAIN:
+        if not isinstance(config.get(name), str | None):
+            raise ConfigError(f"{path}: {name} must be a name, got {config[name]!r}.")
     for name in _SECTIONS.values():
         section = config.get(name) or {}
         if not isinstance(section, Mapping):

@@ -17,7 +17,7 @@ Insecure = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="say only how it ended")]
 FirstSeed = Annotated[int, typer.Option("--seed", help="the first seed")]
-HowMany = Annotated[int, typer.Option("--count", help="how many seeds from there on")]
+HowMany = Annotated[int, typer.Option("--count", min=1, help="how many seeds from there on")]
 Trace = Annotated[bool, typer.Option("--trace", help="say everything that happens")]
 
 

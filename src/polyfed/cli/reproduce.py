@@ -62,7 +62,7 @@ Contests = Annotated[
     list[str] | None, typer.Argument(help="which; else all", metavar="[CONTEST]...")
 ]
 Trials = Annotated[int, typer.Option("--trials", help="settings tried for each method")]
-Tests = Annotated[int, typer.Option("--seeds", help="federations that each is tested on")]
+Tests = Annotated[int, typer.Option("--seeds", min=1, help="federations that each is tested on")]
 Held = Annotated[Path, typer.Option("--out", help="where to write; what is finished there is kept")]
 Out = Annotated[Path, typer.Option("--out", help="where to write; finished runs there are kept")]
 Kept = Annotated[

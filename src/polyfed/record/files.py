@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from polyfed.errors import ConfigError, RunError
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary file beside `path`, make it durable, then rename it."""
-    temporary = path.with_name(path.name + ".partial")
+    temporary = Path(f"{path}.partial")
     try:
         write(temporary)
         with temporary.open("rb") as handle:
@@ -22,7 +23,8 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     except OSError as error:
         raise RunError(f"could not write {path}: {error.strerror or error}.") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # also where nothing can be removed, as nothing could be written
+            temporary.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

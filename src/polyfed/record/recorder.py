@@ -139,6 +139,8 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{folder} has run-folder format {found}, this polyfed reads {FORMAT}. "
             "Open it with the version named in its environment.json."
         )
+    if not config.keys() & {"method", "methods"}:
+        raise RunError(f"{path} names no method: it is not of a run.")
     return dict(config)
 
 

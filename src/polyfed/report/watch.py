@@ -93,4 +93,4 @@ def server(folder: str | Path, port: int = 0) -> Server:
     try:
         return Server(News(Path(folder)), port)
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"port {port} cannot be used: {error}. Try --port 0.") from error
+        raise ConfigError(f"port {port} cannot be used ({error}). Try --port 0.") from error
