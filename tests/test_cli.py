@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -54,16 +55,23 @@ def metrics(folder: Path) -> list[Mapping[str, Any]]:
 # ---- help ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("args", [["--help"], ["--version"], ["run", "--help"]])
-def test_help_imports_nothing_heavy(args: list[str]) -> None:
+QUICKLY = (
+    "--help", "--version", "run --help", "methods", "tasks", "topologies", "run fedlinkd",
+    "compare FedAvg", "methods fedlinkd", "tasks digts", "run local --task digts",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("line", QUICKLY)
+def test_help_lists_and_misspelt_names_import_nothing_heavy(line: str) -> None:
+    wanted = 2 if re.search("fedlinkd|FedAvg|digts", line) else 0
     code = f"""
 import sys
 from polyfed import cli
 try:
-    cli.app({args!r}, prog_name="polyfed")
+    cli.app({line.split()!r}, prog_name="polyfed")
 except SystemExit as done:
-    assert not done.code, done.code
-heavy = {{"torch", "numpy", "sklearn", "yaml", "polyfed.core"}}
+    assert (done.code or 0) == {wanted}, done.code
+heavy = {{"torch", "numpy", "sklearn", "polyfed.core"}}
 sys.exit(", ".join(sorted(heavy & set(sys.modules))) or 0)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -376,6 +384,11 @@ def test_compare_with_an_ablation() -> None:
     assert (options["transform"], options["eta"], options["distil_epochs"]) == (False, 1.0, 1)
     alone = as_json("run", "local", *TINY, "--seed", "5")
     assert said["methods"]["local"]["mean_accuracy_by_seed"][1] == alone["mean_accuracy"]
+
+
+def test_a_task_that_is_named_twice_is_one() -> None:
+    args = ("compare", "local", *TINY, "--task", "digits,digits", "--seeds", "1")
+    assert list(as_json(*args)["methods"]) == ["local"]
 
 
 def test_a_number_of_seeds_counts_from_zero() -> None:

@@ -4,21 +4,38 @@ import sys
 
 import pytest
 
-from polyfed.cli.complete import _keys, method_names, task_names
+from polyfed import methods, tasks
+from polyfed.cli import complete as names
+from polyfed.cli.complete import method_names, task_names
 from polyfed.methods import METHODS
 from polyfed.tasks import TASKS
+from polyfed.topologies import TOPOLOGIES
 
 
 def test_names_are_those_of_the_tables() -> None:
     assert method_names("") == list(METHODS)
     assert task_names("") == list(TASKS)
-    assert _keys("polyfed.methods", "NOTHING") == []
-    assert _keys("polyfed.nothing", "METHODS") == []
 
 
 def test_names_that_begin_so() -> None:
     assert method_names("fedli") == ["fedlinked"]
     assert task_names("digits,hea") == ["digits,heart"]
+
+
+def test_lists_say_what_the_classes_say() -> None:
+    assert names.methods() == [
+        {"name": name, "what_it_does": cls.title, "topologies": list(cls.topologies)}
+        for name, cls in zip(METHODS, map(methods.load, METHODS), strict=True)
+    ]
+    assert names.tasks() == [
+        {"name": name, "what_it_is": cls.title, "needs_data": cls.needs_data}
+        for name, cls in zip(TASKS, map(tasks.load, TASKS), strict=True)
+    ]
+    assert names.topologies() == [
+        {"name": cls.name, "what_it_is": str(cls.__doc__).partition("\n")[0]}
+        for cls in TOPOLOGIES.values()
+    ]
+    assert {name: cls.name for name, cls in TOPOLOGIES.items()} == {n: n for n in TOPOLOGIES}
 
 
 def complete(line: str) -> list[str]:

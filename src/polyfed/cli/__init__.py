@@ -2,12 +2,13 @@
 
 commands   what can be typed, and from text to configurations
 across     methods ranked over several tasks
-complete   shell completion of names
+complete   names, for shells and lists, read from source
 dynamic    options that come from the dataclasses of methods and tasks
 report     a page about runs, as a file or live
 peer       across machines, and on a simulated network
 flower     across machines on Flower: a hub, and nodes
 reproduce  the papers' tables and figures
+lists      tables of what there is
 config     runs written in files, and the schema of those
 new        files to begin with: a method, a site
 sweep      search the settings of a method

@@ -236,7 +236,7 @@ def compare_command(
         return compare(labelled, chosen, seeds=which, folder=base, progress=progress, **common)
 
     if len(names) == 1:
-        show.finished(one(*made[task], where), as_json, style)
+        show.finished(one(*made[names[0]], where), as_json, style)
         return
     from polyfed.cli.across import compare_across
 
@@ -281,13 +281,16 @@ def methods_command(name: Name = None, as_json: AsJson = False) -> None:
 
     Example: polyfed methods fedlinked
     """
+    from polyfed.cli import complete, lists
+
+    if name is None:
+        lists.listing(complete.methods(), as_json)
+        return
+    complete.check_name("method", name)
     from polyfed import methods
     from polyfed.cli import show
 
-    if name is None:
-        show.listing(map(show.about, map(methods.load, methods.METHODS)), as_json)
-    else:
-        show.configuration(methods.load(name), as_json)
+    show.configuration(methods.load(name), as_json)
 
 
 @app.command("tasks", cls=Command)
@@ -302,15 +305,16 @@ def tasks_command(
 
     Example: polyfed tasks mnist --data ~/data --partition dirichlet:0.1 --picture mnist.svg
     """
-    from polyfed.cli import show
-    from polyfed.tasks import TASKS, load
+    from polyfed.cli import complete, lists
 
     if name is not None:
+        from polyfed.cli import show
+
         show.task(_task(ctx, name), seed, picture, as_json)
     elif ctx.meta[TYPED] or picture:
         raise ConfigError("these options are a task's: name one, as in `polyfed tasks digits`.")
     else:
-        show.listing(map(show.about, map(load, TASKS)), as_json)
+        lists.listing(complete.tasks(), as_json)
 
 
 @app.command("topologies", cls=Command)
@@ -319,11 +323,9 @@ def topologies_command(as_json: AsJson = False) -> None:
 
     Example: polyfed run fedlinked --topology star
     """
-    from polyfed.cli import show
-    from polyfed.topologies import TOPOLOGIES
+    from polyfed.cli import complete, lists
 
-    docs = {name: (cls.__doc__ or "").partition("\n")[0] for name, cls in TOPOLOGIES.items()}
-    show.listing(({"name": name, "what_it_is": text} for name, text in docs.items()), as_json)
+    lists.listing(complete.topologies(), as_json)
 
 
 # ---- from text to configurations -----------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Any, get_args
 import typer
 from typer.core import TyperCommand
 
+from polyfed.cli import complete
 from polyfed.errors import ConfigError, UnknownNameError
 from polyfed.options import Option, as_text, listed
 
@@ -146,20 +147,21 @@ class Command(TyperCommand):
             return []
         if file is not None:
             return [self._read(file, [w for _, w in stems if "=" in w])]
-        from polyfed.methods import METHODS
-        from polyfed.tasks import TASKS
-
-        known = TASKS if self.name == "tasks" else METHODS
+        kind = "task" if self.name == "tasks" else "method"
+        known = complete.task_names("") if kind == "task" else complete.method_names("")
         found = [stem for _, stem in stems if stem in known]
-        return list(dict.fromkeys(found or [stem for before, stem in stems if before[:1] != "-"]))
+        names = list(dict.fromkeys(found or [stem for before, stem in stems if before[:1] != "-"]))
+        for name in names:
+            complete.check_name(kind, name)
+        return names
 
     def _own_task(self, names: Sequence[str], words: Sequence[str]) -> str:
         """What all methods of the line take for the task it names; empty if that is the task."""
         if self.name == "tasks" or not names or any(map(is_config, words)):
             return ""
+        task = _task_of(words) or self._task
         from polyfed.methods import load
 
-        task = _task_of(words) or self._task
         own = {load(name).own_tasks.get(task, task) for name in names}
         if len(own) > 1 or task in own:
             return ""
@@ -186,7 +188,10 @@ class Command(TyperCommand):
 
 def _task_of(words: Sequence[str]) -> str:
     """The task that a line names, if it does."""
-    return words[words.index("--task") + 1] if "--task" in words[:-1] else ""
+    found = words[words.index("--task") + 1] if "--task" in words[:-1] else ""
+    for name in found.split(",") if found else ():
+        complete.check_name("task", name)
+    return found
 
 
 def _with_task(words: Sequence[str], task: str) -> list[str]:

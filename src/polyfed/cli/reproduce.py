@@ -230,7 +230,7 @@ def experiments_command(
     Example: polyfed experiments --out docs/results --pages
     """
     from polyfed import experiments
-    from polyfed.cli import show
+    from polyfed.cli import lists
     from polyfed.experiments.index import write_pages
 
     if out is None:
@@ -241,14 +241,14 @@ def experiments_command(
         _write_wins(out)
     found = [_about(experiment, out) for experiment in experiments.every().values()]
     if as_json:
-        show.listing(found, as_json)
+        lists.listing(found, as_json)
         return
     rows = []
     for entry in found:  # narrow enough for a terminal
         state, _, why = entry["state"].partition(" (")
         said = f"\n({shorten(why.removesuffix(')'), 100, placeholder=' ...')})" if why else ""
         rows.append({"name": entry["name"], "state": state, "shows": entry["what_it_shows"] + said})
-    show.listing(rows)
+    lists.listing(rows)
     where = f"In {out}. " if out.is_dir() else ""
     typer.echo(f"{where}The papers, the data they need, and all that was changed: --json.")
 

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
+from polyfed.cli import complete
 from polyfed.cli.dynamic import flag
+from polyfed.cli.lists import listing, print_json
 from polyfed.core.method import Method
 from polyfed.engines import compare, table
 from polyfed.engines.compare import Comparison
 from polyfed.engines.run import Run
 from polyfed.errors import ConfigError, PolyfedError
-from polyfed.options import as_text, listed
+from polyfed.options import listed
 from polyfed.record.files import write_text
 from polyfed.record.recorder import go_on, read_config, read_result
 from polyfed.report.page import FILE, write_report
@@ -82,7 +80,7 @@ def result(
     if as_json:
         pairs = {} if isinstance(done, Run) else {"pairs": paired.as_dicts(done)}
         said = _run_dict(done, config, fully) if isinstance(done, Run) else done.as_dict()
-        _json(said | pairs)
+        print_json(said | pairs)
         return
     if isinstance(done, Run):
         texts = _run_texts(done, config, fully)
@@ -125,13 +123,6 @@ def _state(where: Path, is_done: bool, done: str) -> str:
     return f"{'finished' if is_done else 'not finished'}: {done}{more}"
 
 
-def about(cls: type[Method] | type[Task]) -> dict[str, Any]:
-    """A line of the list of methods, or of tasks."""
-    if issubclass(cls, Method):
-        return {"name": cls.name, "what_it_does": cls.title, "topologies": list(cls.topologies)}
-    return {"name": cls.name, "what_it_is": cls.title, "needs_data": cls.needs_data}
-
-
 def configuration(
     cls: type[Method] | type[Task], as_json: bool, more: Mapping[str, Any] | None = None
 ) -> None:
@@ -143,10 +134,12 @@ def configuration(
         for o in listed(cls, cls.name)
         for name in [flag(o)]
     ]
+    lines = complete.methods() if issubclass(cls, Method) else complete.tasks()
+    about = next(line for line in lines if line["name"] == cls.name)
     if as_json:
-        _json(about(cls) | {"options": options, **(more or {})})
+        print_json(about | {"options": options, **(more or {})})
     else:
-        listing([about(cls)])
+        listing([about])
         listing(options)
         if issubclass(cls, Method):
             name = cls.name
@@ -177,21 +170,3 @@ def task(chosen: Task, seed: int, svg: Path | None, as_json: bool) -> None:
         typer.echo(f"{title}\n\n{text}" if text else nothing)
         if svg:
             typer.echo(f"picture: {svg}")
-
-
-def listing(entries: Iterable[Mapping[str, Any]], as_json: bool = False) -> None:
-    """One line an entry, its keys as columns."""
-    entries = list(entries)
-    if as_json:
-        _json(entries)
-        return
-    names = [key.replace("_", " ") for key in entries[0]]
-    grid = Table(*names, box=box.SIMPLE_HEAD, pad_edge=False)
-    grid.columns[0].no_wrap = True
-    for entry in entries:
-        grid.add_row(*map(as_text, entry.values()))
-    Console(markup=False, highlight=False).print(grid)
-
-
-def _json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2))

@@ -19,7 +19,14 @@ from polyfed.topologies.ring import DualRing, Pipeline, Ring
 from polyfed.topologies.star import Star
 
 TOPOLOGIES: dict[str, type[Topology]] = {
-    t.name: t for t in (Star, Alone, Mesh, Groups, Gossip, Ring, DualRing, Pipeline)
+    "star": Star,
+    "alone": Alone,
+    "mesh": Mesh,
+    "groups": Groups,
+    "gossip": Gossip,
+    "ring": Ring,
+    "dual-ring": DualRing,
+    "pipeline": Pipeline,
 }
 
 __all__ = [
