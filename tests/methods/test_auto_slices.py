@@ -73,6 +73,30 @@ def test_one_group_of_all_is_a_model_of_all() -> None:
         assert torch.equal(states[0][key], states[2][key])
 
 
+@pytest.mark.parametrize(("depends", "cross"), [("", False), ("", True), ("global", False)])
+def test_weights_between_are_of_the_slice_if_it_depends_or_with_cross(
+    depends: str, cross: bool
+) -> None:
+    """The two models are the whole network, and so is what one group of all agrees on."""
+    options: dict[str, Any] = {"scheme": "6-4-2-3", "depends": depends, "cross": cross}
+    done = run(AutoSlices(**COMMON, **options, after=0, count=1, rounds=2), tiny(), progress=False)
+    assert done.faults == []
+    first, *others = (node.model.state() for node in done.nodes.values())
+    for key in ("trunk.0.weight", "trunk.4.weight", "head.weight"):
+        same = all(torch.equal(first[key], other[key]) for other in others)
+        assert same is bool(depends or cross), key
+
+
+def test_groups_may_share_some_of_the_rest() -> None:
+    method = AutoSlices(**COMMON, scheme="6-4-2-3", groups="0-1-0-0", after=0, count=1, rounds=2)
+    done = run(method, tiny(), progress=False)
+    first, *others = (node.model.state()["trunk.0.weight"] for node in done.nodes.values())
+    for other in others:
+        assert [torch.equal(a, b) for a, b in zip(first, other, strict=True)] == [True] * 5 + [
+            False
+        ] * 3
+
+
 def test_within_a_group_all_agree_and_between_groups_they_do_not() -> None:
     method = AutoSlices(**COMMON, scheme="6-4-2-3", after=0, count=2, rounds=3)
     done = run(method, tiny(), progress=False)

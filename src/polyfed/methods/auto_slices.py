@@ -7,7 +7,8 @@ r"""Automatic slices: partial averaging whose groups the hub finds while nodes t
 Bouchra Pilet, Frey, Taiani. IDA 2021, hal-02373338, section VII, leave it as a next step to assign
 models to peers automatically. This way to do so is ours.
 Symbols: z_p = node p's numbers of the slice: its weights and biases, and the weights between it and
-the global model, on which it depends. All nodes begin with the same; zbar = their mean.
+the global model, on which it depends. All nodes begin with the same; zbar = their mean. With
+`cross` the weights between the two belong to the slice, too, if neither depends on the other.
 Until the groups are to be found the slice is each node's own and is not sent; then the hub asks for
 it (1 byte). A node that was away is asked when it is back, and the groups are found anew.
 Limits: `count` = 1 averages the slice among all; `after` >= `rounds` is partial averaging with
@@ -32,7 +33,7 @@ from polyfed.core.phase import Phase
 from polyfed.errors import ConfigError
 from polyfed.maths.grouping import grouped, similarity
 from polyfed.maths.scheme import GLOBAL
-from polyfed.methods._partial import PartialModels
+from polyfed.methods._partial import PartialModels, spoken_of
 from polyfed.methods._slicing import Declared
 
 T = TypeVar("T")
@@ -105,9 +106,10 @@ class AutoSlices(PartialModels):
         asked = [name for name, message in got.items() if AUTO in message.tensors]
         question = Message({**whole, _ASK: torch.tensor(meetings >= self.after)})
         replies = {name: question for name in to if name in got and name not in asked}
+        own = [topic for topic in spoken_of(got.values()) if topic != GLOBAL]
         for members in self._found(place, {name: got[name] for name in asked}):
-            mean = self.mean(AUTO, [got[name] for name in members])
-            replies |= dict.fromkeys(set(members) & set(to), Message({**whole, AUTO: mean}))
+            means = {topic: self.mean(topic, [got[name] for name in members]) for topic in own}
+            replies |= dict.fromkeys(set(members) & set(to), Message({**whole, **means}))
         return replies
 
     def receive(self, node: Node, message: Message) -> Iterable[Phase]:
@@ -120,7 +122,7 @@ class AutoSlices(PartialModels):
 
     def _topics(self, node: Node, every: Mapping[str, T]) -> dict[str, T]:
         """What the node speaks about."""
-        return {t: each for t, each in every.items() if t != AUTO or _is_asked(node)}
+        return {t: each for t, each in every.items() if t == GLOBAL or _is_asked(node)}
 
     def _found(self, place: Node, got: Mapping[Name, Message]) -> list[list[Name]]:
         """Who is in a group with whom; found anew when somebody joins."""
