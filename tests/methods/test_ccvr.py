@@ -110,7 +110,8 @@ def _literal_virtual(nodes: list[Node], server: nn.Module, method: CCVR) -> tupl
 def test_equals_the_literal_algorithm(
     literal_train: Callable[..., None], assert_close: Callable[..., None]
 ) -> None:
-    method = CCVR(rounds=3, batch=11, lr=3e-3, virtual=20, calibrate_epochs=4)
+    settings: dict[str, Any] = {"local_epochs": 2, "virtual": 20, "calibrate_epochs": 4}
+    method = CCVR(rounds=3, batch=11, lr=3e-3, **settings)
     server = _literal_fedavg(tiny(), method, literal_train)
     before = copy.deepcopy(server.head.state_dict())
     z, y = _literal_virtual(tiny(), server, method)

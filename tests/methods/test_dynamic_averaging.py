@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from polyfed.core.message import Message
 from polyfed.core.node import Node
 from polyfed.engines.run import Run, run
 from polyfed.errors import ConfigError
@@ -133,17 +134,37 @@ def test_who_was_away_is_asked_by_itself() -> None:
     assert [f["fault"] for f in done.faults] == ["absent"]
 
 
-def test_it_averages_what_partial_averaging_does() -> None:
+def test_it_averages_what_partial_averaging_does(plain_nodes: Callable[..., list[Node]]) -> None:
     """From agreement, one round asked for and one averaged: as one round of two epochs."""
     common: dict[str, Any] = {**COMMON, **SHARED, "batch": 1000}
-    nodes = tiny()
+    nodes = plain_nodes(common=True)
     twice = run(PartialAveraging(**common, rounds=1, local_epochs=2), nodes, progress=False)
     dynamic = run(DynamicAveraging(**common, rounds=2, drift=1e-9), nodes, progress=False)
     slices = DynamicAveraging(**SHARED).slices(nodes)
     for name in ("M0", "M2"):
         got, wanted = (slices.pack(name, r.nodes[name].model.state()) for r in (dynamic, twice))
         assert got.keys() == wanted.keys() == {"global", "fr"}
+        for topic, vector in wanted.items():
+            torch.testing.assert_close(got[topic], vector, rtol=0, atol=1e-6)
         assert not torch.equal(got["fr"], slices.pack(name, nodes[0].model.state())["fr"])
+
+
+@pytest.mark.parametrize(
+    ("moved", "asks"), [((0.5, 0.5), False), ((0.25, 0.5), False), ((0.25, 1.0), True)]
+)
+def test_the_mean_decides_and_must_be_above_the_bound(moved: tuple[float, ...], asks: bool) -> None:
+    got = {f"M{i}": Message({"global/moved": torch.tensor(d)}) for i, d in enumerate(moved)}
+    replies = DynamicAveraging(drift=0.5).combine(Node("hub"), got, list(got))
+    told = {name: {n: bool(t) for n, t in reply.tensors.items()} for name, reply in replies.items()}
+    assert told == ({name: {"global/ask": True} for name in got} if asks else {})
+
+
+def test_movement_is_from_the_own_start() -> None:
+    method, node = DynamicAveraging(**COMMON, **SHARED, own_start=True), tiny()[0]
+    before = method.plan(node)[0].pack(method.plan(node)[1])
+    assert list(method.start(node)) == []
+    assert not torch.equal(method.plan(node)[0].pack(method.plan(node)[1])["fr"], before["fr"])
+    assert [float(d) for d in method.send(node).tensors.values()] == [0, 0]
 
 
 @pytest.mark.parametrize("drift", [0.0, -1.0, float("inf")])
