@@ -407,6 +407,22 @@ def test_an_own_start() -> None:
     assert not torch.equal(other["M0"]["trunk.0.weight"][4:6], weights["M0"][4:6])
 
 
+def test_groups_of_the_same_cells_have_starts_of_their_own() -> None:
+    """So do the slices that nobody shares, of nodes whose networks began alike."""
+    made = own_nodes(dict.fromkeys(("M0", "M1", "M2", "M3"), (6, 9, 5, 3)))
+    nodes = [Node(n.name, n.data, made[0].model.copy()) for n in made]
+    method = PartialAveraging(
+        scheme="6-4-2-3", groups="en=0-2-1-0@M0+M1;fr=0-2-1-0@M2+M3", depends="global",
+        rounds=1, local_epochs=0, own_start=True,
+    )  # fmt: skip
+    slices, found = method.slices(nodes), began(method, nodes)
+    packed = {name: slices.pack(name, state) for name, state in found.items()}
+    assert packed["M0"]["en"].shape == packed["M2"]["fr"].shape
+    assert not torch.equal(packed["M0"]["en"], packed["M2"]["fr"])
+    rows = [state["trunk.0.weight"][6:] for state in found.values()]
+    assert not any(torch.equal(rows[0], other) for other in rows[1:])
+
+
 def test_an_own_start_is_drawn_from_the_whole_tensor() -> None:
     """Each number of the tensor is drawn about as often: mean and spread stay."""
     with ambient(0, "large"):
