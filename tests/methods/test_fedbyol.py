@@ -18,6 +18,7 @@ from polyfed.core.model import Model
 from polyfed.core.node import Node
 from polyfed.engines.run import Run, run
 from polyfed.errors import ConfigError, DataError, ModelError, UnknownNameError
+from polyfed.methods import _self_taught
 from polyfed.methods._self_taught import SelfTaught
 from polyfed.methods.fedbyol import BYOLAlone, CollapseWarning, FedBYOL, FedEMA, FedU
 from polyfed.random import ambient, stream
@@ -220,6 +221,16 @@ def test_limits_are_fedbyol(method: SelfTaught) -> None:
     assert_same(states(run(method, tiny(), progress=False)), states(plain))
 
 
+def test_with_a_threshold_of_zero_every_node_keeps_its_predictor() -> None:
+    """Even if it has not moved at all: Eq. (3) takes the mean below mu only."""
+    node = FedU(**SMALL).prepare(tiny())[0]
+    own = node.model.state(*ONLINE)
+    mean = {n: t + 1 if n.startswith("predictor") else t for n, t in own.items()}
+    FedU(mu=0, divergence="paper", **SMALL).rule.receive(node, mean)
+    assert node.notes == {"divergence": 0, "predictor": "own"}
+    assert all(torch.equal(t, own[n]) for n, t in node.model.state(*ONLINE).items())
+
+
 @pytest.mark.parametrize("method", [FedBYOL(**SMALL), FedU(**SMALL), FedEMA(**SMALL)])
 def test_one_node_is_byol(method: SelfTaught) -> None:
     """The mean of one is itself, up to the rounding of a blend."""
@@ -295,6 +306,17 @@ def test_rounds_are_judged_by_neighbours_and_the_end_by_probes() -> None:
         assert noted["linear_probe_10%"] == few_labels_probe(train, test, 0.1, seed=3)
     bare = run(FedBYOL(rounds=1, **SMALL), tiny(), progress=False)
     assert not any("linear_probe" in m for m in bare.metrics)
+
+
+def test_probes_with_few_labels_have_the_share_that_they_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A hundredth and a tenth of a tiny node's labels are the same, one a class."""
+    monkeypatch.setattr(_self_taught, "few_labels_probe", lambda train, test, share, seed: share)
+    method = BYOLAlone(**(SMALL | {"probe_epochs": 1}))
+    node = method.prepare(tiny())[0]
+    assert list(method.finish(node)) == []
+    assert (node.notes["linear_probe_1%"], node.notes["linear_probe_10%"]) == (0.01, 0.1)
 
 
 def test_rounds_may_be_judged_by_a_linear_probe() -> None:

@@ -441,6 +441,15 @@ def test_one_node_hears_nobody() -> None:
     assert_same(states(run(FedFoA(rounds=3, **FOA), tiny()[:1])), states(alone))
 
 
+def test_what_is_noted_of_a_round_is_the_mean_over_its_batches() -> None:
+    method = FedFoA(**FOA)
+    node = method.prepare(tiny())[0]
+    done = Correlated(method.byol(node), 0.5, torch.zeros(0, N, N))
+    method.end(node, replace(done, total=6 * torch.eye(N), heard=6.0, batches=3))
+    assert node.notes == {"correlation_trace": 2.0 * N, "heard": 2.0}
+    assert torch.equal(unpack_triangle(node.memory["correlation"]), 2 * torch.eye(N))
+
+
 def test_distances_are_noted() -> None:
     done = run(FedFoA(rounds=2, **FOA), different(), progress=False)
     noted = [m["distances"] for m in done.metrics if "distances" in m]
