@@ -45,3 +45,12 @@ def test_of_several_valleys_the_best_point_seen_is_the_answer() -> None:
 
 def test_of_equal_points_the_smaller_one() -> None:
     assert golden_section(lambda x: 1.0, 10) == 0.0
+
+
+def test_of_equal_points_the_search_goes_on_below() -> None:
+    """Eq. (1): [a, x2] where f(x1) = f(x2)."""
+    looked = list[float]()
+    golden_section(lambda x: looked.append(x) or 0.0, 4)
+    inside = sorted(looked[4:])
+    assert len(inside) == 2
+    assert inside[-1] < looked[2] < looked[3]

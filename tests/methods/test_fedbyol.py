@@ -231,6 +231,25 @@ def test_with_a_threshold_of_zero_every_node_keeps_its_predictor() -> None:
     assert all(torch.equal(t, own[n]) for n, t in node.model.state(*ONLINE).items())
 
 
+def test_a_node_that_is_very_far_keeps_all_of_its_own_and_not_more() -> None:
+    """Eq. (5): mu is tau in the first round, and 1 where the mean is 1 / tau times as far."""
+    method = FedEMA(tau=0.5, **SMALL)
+    node = method.prepare(tiny())[0]
+
+    def heard(apart: float) -> tuple[float, dict[str, Tensor]]:
+        own = node.model.state(*ONLINE)
+        floats = {n for n, t in own.items() if t.is_floating_point()}
+        method.rule.receive(node, {n: t + apart * (n in floats) for n, t in own.items()})
+        after = node.model.state(*ONLINE)
+        return node.notes["mu"], {n: after[n] - own[n] for n in floats}
+
+    for apart, mu in ((1.0, 0.5), (1.5, 0.75), (4.0, 1.0)):
+        noted, moved = heard(apart)
+        assert noted == pytest.approx(mu, rel=1e-5)
+        for step in moved.values():
+            torch.testing.assert_close(step, torch.full_like(step, (1 - mu) * apart))
+
+
 @pytest.mark.parametrize("method", [FedBYOL(**SMALL), FedU(**SMALL), FedEMA(**SMALL)])
 def test_one_node_is_byol(method: SelfTaught) -> None:
     """The mean of one is itself, up to the rounding of a blend."""

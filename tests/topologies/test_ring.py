@@ -195,6 +195,13 @@ def test_trunks_share_out_the_ring_and_every_node_is_visited_once() -> None:
     ]
 
 
+def test_trunks_go_on_along_the_ring_whatever_its_nodes_are_called() -> None:
+    assert texts("pipeline:tokens=2,merge=replace,order=D+B+C+A", 2, names="ABCD") == [
+        ["DC D>B1 C>A1", "BA"],
+        ["- A>D1 B>C1", "DC D>B1 C>A1", "BA"],
+    ]
+
+
 def test_a_pipeline_goes_on_with_those_alive() -> None:
     plan = texts("pipeline", 4, "kill B @2; heal @4", names="ABCD")
     assert plan[1] == ["- DA>A1 AC>C1 CD>D1", "ACD"]
