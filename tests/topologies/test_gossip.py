@@ -46,6 +46,12 @@ def test_everybody_trains_once_then_meets_in_pairs() -> None:
             assert meeting.hops == 1
 
 
+def test_topics_of_the_same_nodes_have_pairs_of_their_own() -> None:
+    found = ticks(bound("gossip:cycles=4", {"a": tuple(NAMES), "b": tuple(NAMES)}))
+    assert sorted(pairs(found[:1], "a")) != sorted(pairs(found[:1], "b"))
+    assert sorted(pairs(found, "a")) != sorted(pairs(found, "b"))
+
+
 def test_in_turn_nobody_is_in_two_meetings_of_a_tick() -> None:
     found = ticks(bound("gossip:cycles=2,pairs=sequential"))
     assert len(pairs(found)) == 2 * len(NAMES)

@@ -191,6 +191,14 @@ def test_few_labels_probe_is_a_linear_probe_on_its_share() -> None:
     assert expected < linear_probe(train, test)
 
 
+def test_the_seed_of_a_few_labels_probe_names_its_batches_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With few samples there is one batch, whose order does not show."""
+    monkeypatch.setattr(probe, "linear_probe", lambda train, test, *, seed=0: seed)
+    assert few_labels_probe(clusters(20), clusters(20), 0.5, seed=3) == 3
+
+
 # --- wrong input ----------------------------------------------------------------------------------
 
 
