@@ -84,3 +84,10 @@ def test_one_and_two_are_one_group(n: int) -> None:
 
 def test_nodes_that_are_the_same_are_one_group() -> None:
     assert grouped(similarity(torch.ones(4, 3))) == [[0, 1, 2, 3]]
+
+
+def test_groups_that_are_a_little_nearer_are_groups() -> None:
+    """a = 0.7 and b = 1 everywhere: Eq. (3) is 0.3, and anything above 0 will do."""
+    s = torch.block_diag(*[torch.tensor([[1.0, 0.3], [0.3, 1.0]])] * 2)
+    assert silhouette(s, [[0, 1], [2, 3]]) == pytest.approx(0.3)
+    assert grouped(s) == [[0, 1], [2, 3]]

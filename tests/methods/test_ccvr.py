@@ -141,6 +141,17 @@ def test_without_calibration_it_is_fedavg_with_a_round_less() -> None:
             torch.testing.assert_close(tensor, wanted[key], rtol=0, atol=1e-7)
 
 
+def test_calibration_starts_from_the_mean_of_all_heads(
+    plain_nodes: Callable[..., list[Node]],
+) -> None:
+    """Which differ where there was no round of FedAvg before."""
+    nodes = plain_nodes()
+    done = run(CCVR(rounds=1, calibrate_epochs=0), nodes, progress=False)
+    mean = torch.stack([node.model.state()["head.weight"] for node in nodes]).mean(0)
+    for node in done.nodes.values():
+        torch.testing.assert_close(node.model.state()["head.weight"], mean)
+
+
 def _told_statistics(done: Run) -> set[str]:
     return {
         c.source

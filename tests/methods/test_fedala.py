@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from polyfed.core.data import Split
 from polyfed.core.model import Model
 from polyfed.core.node import Node
 from polyfed.core.phase import Boxed, Optimiser, Phase, cross_entropy
@@ -377,6 +378,25 @@ def test_the_first_search_ends_after_a_hundred_epochs(monkeypatch: pytest.Monkey
     monkeypatch.setattr(fedala, "_SPREAD", 0.0)
     done = run(FedALA(rounds=2, batch=20, lr=1e-3), tiny(), progress=False)
     assert _mixing(done) == [100] * 3 + [1] * 3
+
+
+def test_the_last_rows_of_the_share_say_whether_the_search_rests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_at = []
+
+    def mean_loss(model: Model, split: Split, objective: Any) -> float:
+        looked_at.append(split)
+        return 0.0
+
+    monkeypatch.setattr(fedala, "mean_loss", mean_loss)
+    monkeypatch.setattr(fedala, "cut", lambda model, parts: None)  # by rule: inputs, not features
+    method, nodes = FedALA(rounds=1, batch=8), tiny()
+    done = run(method, nodes, progress=False)
+    assert _mixing(done) == [11] * 3
+    last = [method._sample(node, 0).x[-8:] for node in nodes]
+    found = [[torch.equal(split.x, rows) for rows in last].index(True) for split in looked_at]
+    assert sorted(found) == [0] * 11 + [1] * 11 + [2] * 11
 
 
 def test_the_search_goes_on_until_the_losses_rest() -> None:
