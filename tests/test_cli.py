@@ -102,6 +102,14 @@ def test_every_command_teaches_by_an_example() -> None:
         assert "Example: polyfed" in call(command, "--help").stdout
 
 
+def test_help_fits_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line of a paragraph that is too long is wrapped, and the next one begins in its middle."""
+    for command in commands.typer.main.get_command(cli.app).commands.values():  # type: ignore[attr-defined]
+        for paragraph in (command.help or "").split("\n\n")[1:]:
+            *lines, _ = paragraph.split("\n")
+            assert max(map(len, lines), default=0) <= 78, command.name
+
+
 def test_help_without_a_method_says_how_to_see_its_options() -> None:
     text = call("run", "--help").stdout
     assert "polyfed run fedlinked --task digits --help" in text

@@ -79,7 +79,10 @@ Seed = Annotated[int, typer.Option("--seed", help="same seed, same numbers")]
 Seeds = Annotated[str, typer.Option("--seeds", help="how many (5), or which (3,7,9)")]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:0, ...")]
 Every = Annotated[int, typer.Option("--evaluate-every", help="rounds between evaluations")]
-Meets = Annotated[str | None, typer.Option("--topology", help="who meets; else the method's first")]
+Meets = Annotated[
+    str | None,
+    typer.Option("--topology", help="see: polyfed topologies; else the method's first"),
+]
 Stacked = Annotated[
     Literal["auto", "always", "never"],
     typer.Option("--stack", help="train equal networks as one computation; auto: on a GPU"),
@@ -93,11 +96,16 @@ Fail = Annotated[
 ]
 Folder = Annotated[Path | None, typer.Option("--folder", help="where to write; else under runs/")]
 Shown = Annotated[
-    bool | None, typer.Option("--progress/--no-progress", help="show it; else on terminals")
+    bool | None,
+    typer.Option(
+        "--progress/--no-progress", help="tell rounds as they end; else on terminals only"
+    ),
 ]
 AsLatex = Annotated[bool, typer.Option("--latex", help="the table for a paper")]
 AsMarkdown = Annotated[bool, typer.Option("--markdown", help="the table for a README")]
-Picture = Annotated[Path | None, typer.Option("--picture", help="write as SVG", metavar="FILE.svg")]
+Picture = Annotated[
+    Path | None, typer.Option("--picture", help="draw who holds what", metavar="FILE.svg")
+]
 MethodName = Annotated[
     str,
     typer.Argument(help="see: polyfed methods", metavar="METHOD", autocompletion=method_names),
@@ -118,7 +126,7 @@ Track = Annotated[
 ]
 Labels = Annotated[
     list[str],
-    typer.Argument(help="one or more", metavar="METHOD", autocompletion=method_names),
+    typer.Argument(help="one or more", metavar="METHOD...", autocompletion=method_names),
 ]
 Name = Annotated[str | None, typer.Argument(help="one, to see its options", metavar="NAME")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]
@@ -160,7 +168,8 @@ def run_command(
 
     Each method and each task has options of its own. To see them, name them:
     polyfed run fedlinked --task digits --help
-    A file is as the config.yaml of a run folder: polyfed run config.yaml method.rounds=20
+    A file is as the config.yaml of a run folder:
+    polyfed run config.yaml method.rounds=20
 
     Example: polyfed run fedlinked --eta 1 --no-transform
     """
@@ -211,8 +220,9 @@ def compare_command(
 ) -> None:
     """Run several methods over several seeds: one table.
 
-    An option is for every named method that has it; a method's own follow a colon. Several
-    tasks (--task digits,heart) are compared one after the other, then ranked over all.
+    An option is for every named method that has it; a method's own follow a
+    colon. Several tasks (--task digits,heart) are compared one after the other,
+    then ranked over all.
 
     Example: polyfed compare fedlinked fedlinked:transform=false,eta=1 local --seeds 3
     """

@@ -92,10 +92,11 @@ def reproduce_command(
 ) -> None:
     """Run a table or figure of a paper, in its setting, and judge it; or several, or all of them.
 
-    Several by name are run as one piece of work: equal runs once, shared out among --jobs; with
-    --all one follows the other. What was interrupted goes on when the command is given again; what
-    was run elsewhere, and is a summary here, grows by --join. Its cells may then have different
-    seeds; orderings are judged over those that both sides have.
+    Several by name are run as one piece of work: equal runs once, shared out
+    among --jobs; with --all one follows the other. What was interrupted goes on
+    when the command is given again; what was run elsewhere, and is a summary
+    here, grows by --join. Its cells may then have different seeds; orderings are
+    judged over those that both sides have.
 
     Example: polyfed reproduce fedlinked-table-5.3 --data ~/data --quick
     """

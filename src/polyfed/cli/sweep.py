@@ -73,8 +73,9 @@ def sweep_command(
 ) -> None:
     """Search the settings of a method, judged by validation data only.
 
-    Options of the method and the task that you type are not searched. The same command again
-    goes on where the last one stopped; with more trials, it adds to them.
+    Options of the method and the task that you type are not searched. The same
+    command again goes on where the last one stopped; with more trials, it adds
+    to them.
 
     Example: polyfed sweep fedlinked --task digits --trials 10
     """
