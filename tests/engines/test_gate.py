@@ -297,3 +297,20 @@ class Text(pf.Method):
 def test_slips_in_a_method_of_ones_own(method: pf.Method, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         pf.run(method, tiny())
+
+
+class Unannounced(pf.Method):
+    name, title = "unannounced", "sends what it does not announce"
+
+    def local(self, node: Node) -> Any:
+        yield self.phase("local", epochs=1)
+
+    def send(self, node: Node) -> pf.Message:
+        return pf.Message(node.model.state())
+
+
+def test_the_table_of_a_run_tells_of_its_faults() -> None:
+    """In Python nobody else does: here nothing was shared at all."""
+    run = pf.run(Unannounced(rounds=2), tiny())
+    assert run.table().endswith("M1 message refused (2), M2 message refused (2)")
+    assert "fault" not in pf.run(pf.Local(rounds=1), tiny()).table()

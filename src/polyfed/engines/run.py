@@ -20,7 +20,7 @@ from polyfed.engines import privacy
 from polyfed.engines.gate import check_absent, check_is_method, federation, plain_seed
 from polyfed.engines.local import LocalEngine, Settings, Steps, drive
 from polyfed.engines.progress import Progress, suited
-from polyfed.engines.table import Text, run_table
+from polyfed.engines.table import Text, faults_line, run_table
 from polyfed.errors import ConfigError, RunError
 from polyfed.record import Ledger, Log, Recorder
 from polyfed.record.checkpoint import Checkpoint
@@ -76,8 +76,8 @@ class Run:
         return privacy.spent(self.metrics, privacy.guard_of(self.config))
 
     def table(self) -> Text:
-        """The result as a table to read."""
-        return run_table(self)
+        """The result as a table to read, and what faults there were."""
+        return Text("\n\n".join(filter(None, [run_table(self), faults_line(self)])))
 
     @classmethod
     def open(cls, folder: str | Path) -> Run:
