@@ -87,6 +87,14 @@ def test_weights_between_are_of_the_slice_if_it_depends_or_with_cross(
         assert same is bool(depends or cross), key
 
 
+def test_without_a_global_model_nodes_say_nothing_until_they_are_asked() -> None:
+    method = AutoSlices(**COMMON, scheme="0-0-0-0", after=1, count=1, rounds=3)
+    done = run(method, tiny(), progress=False)
+    assert done.faults == []
+    assert [spoken(done, "M0", t) for t in (1, 2, 3)] == [[], ["auto"], ["auto"]]
+    assert {m["groups"] for m in done.metrics if "groups" in m} == {"M0+M1+M2"}
+
+
 def test_groups_may_share_some_of_the_rest() -> None:
     method = AutoSlices(**COMMON, scheme="6-4-2-3", groups="0-1-0-0", after=0, count=1, rounds=2)
     done = run(method, tiny(), progress=False)

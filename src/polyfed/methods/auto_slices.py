@@ -102,11 +102,12 @@ class AutoSlices(PartialModels):
         """Eq. (2), and before there are groups the question, when its time has come."""
         meetings = int(place.memory.get(_MEETINGS, 0)) + 1
         place.memory[_MEETINGS] = torch.tensor(meetings)
-        whole = {GLOBAL: self.mean(GLOBAL, got.values())} if self.scheme else {}
+        topics = spoken_of(got.values())
+        whole = {topic: self.mean(topic, got.values()) for topic in topics if topic == GLOBAL}
         asked = [name for name, message in got.items() if AUTO in message.tensors]
         question = Message({**whole, _ASK: torch.tensor(meetings >= self.after)})
         replies = {name: question for name in to if name in got and name not in asked}
-        own = [topic for topic in spoken_of(got.values()) if topic != GLOBAL]
+        own = [topic for topic in topics if topic != GLOBAL]
         for members in self._found(place, {name: got[name] for name in asked}):
             means = {topic: self.mean(topic, [got[name] for name in members]) for topic in own}
             replies |= dict.fromkeys(set(members) & set(to), Message({**whole, **means}))
