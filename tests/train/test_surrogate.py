@@ -73,6 +73,7 @@ def test_proportions_go_with_the_network_and_never_leave() -> None:
     node, plain = make_node(), Model.split(network(), trunk="trunk", head="head")
     buffers = dict(node.model.net.named_buffers())
     assert set(buffers) == {"set_proportions", "set_transition"}
+    assert list(node.model.net.state_dict()) == list(network().state_dict())
     assert torch.allclose(set_proportions(node.model), PI, atol=1e-3)
     assert node.model.names() == plain.names()
     assert node.model.spec() == plain.spec()
