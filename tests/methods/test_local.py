@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -143,6 +144,23 @@ def test_rollback_ends_with_the_last_of_the_best_rounds(seed: int) -> None:
         wanted = prefixes[last_best].nodes[name].model.state()
         for key, tensor in node.model.state().items():
             assert torch.equal(tensor, wanted[key]), (name, scores, key)
+
+
+def test_rollback_is_by_a_nodes_own_score() -> None:
+    """Here the one that likes small heads: the first round is best, whatever its accuracy."""
+    nodes = [replace(node, score=_smallness) for node in tiny()]
+    method = Local(rounds=3, batch=8, lr=0.08, local_epochs=1, patience=0)
+    done = run(method, nodes, seed=0, progress=False)
+    first = run(replace(method, rounds=1), tiny(), seed=0, progress=False)
+    for name, node in done.nodes.items():
+        scores = _val_rb(done, name)
+        assert scores[0] == max(scores)
+        assert torch.equal(*(r.nodes[name].model.state()["head.weight"] for r in (done, first)))
+        assert done.accuracy[name] == _smallness(node.model, node.data["test"])
+
+
+def _smallness(model: Model, split: Split) -> float:
+    return 1 / (1 + float(model.state()["head.weight"].abs().sum()))
 
 
 def test_that_rollback_test_sees_ties_and_early_bests() -> None:

@@ -42,7 +42,7 @@ def test_dropout_is_where_the_paper_has_it() -> None:
 
 @pytest.mark.parametrize(
     ("inputs", "hidden", "outputs", "want"),
-    [(784, [512], 10, 407_050), (64, [64, 32], 10, 6_570), (2, [3], 1, 13)],
+    [(784, [512], 10, 407_050), (64, [64, 32], 10, 6_570), (2, [3], 1, 13), (9, [], 2, 20)],
 )
 def test_mlp_parameters(inputs: int, hidden: list[int], outputs: int, want: int) -> None:
     net = mlp(inputs, hidden, outputs)

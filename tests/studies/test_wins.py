@@ -11,7 +11,8 @@ import pytest
 from polyfed import methods
 from polyfed.errors import ConfigError, RunError
 from polyfed.studies import wins, wins_page
-from polyfed.studies.contests import CONTESTS, CONTROL, Contest
+from polyfed.studies.contest import CONTROL, Contest
+from polyfed.studies.contests import CONTESTS
 from polyfed.studies.spaces import space_of
 from polyfed.studies.wins import SUMMARY, TUNED_WITH, hold, misfits
 

@@ -1,17 +1,20 @@
 """Tables as federations: who holds what, and that a node prepares its table alone."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 
 from polyfed.core.phase import SquaredError
 from polyfed.errors import ConfigError, DataError
 from polyfed.tasks import tables
 from polyfed.tasks.silos import Heart, Landmine, TableTask, Vehicle
 from polyfed.tasks.tables import Table
+from polyfed.train.evaluate import judged
 
 NAN = float("nan")
 
@@ -77,6 +80,25 @@ def test_equal_tables_are_not_cut_alike(monkeypatch: pytest.MonkeyPatch, tmp_pat
     a, b = Landmine(data=tmp_path).nodes(0)
     assert a.classes == ("clutter", "mine")
     assert not torch.equal(a.data["train"].x, b.data["train"].x)
+
+
+def test_linear_models(two: Heart) -> None:
+    node = replace(two, hidden=0).nodes(0)[0]
+    assert not list(node.model.net.get_submodule("trunk").parameters())
+    assert [tuple(p.shape) for p in node.model.parameters()] == [(2, 4), (2,)]
+
+
+def test_mines_may_be_judged_by_the_area(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tables, "landmine", lambda folder: [table("a", 96, 1.0)])
+    (node,) = Landmine(data=tmp_path, judge="auc").nodes(0)
+    split = node.data["test"]
+    assert split.y is not None
+    out = node.model(split.x).detach()
+    want = roc_auc_score(split.y, out[:, 1] - out[:, 0])
+    assert judged(node, "test") == pytest.approx(want)
+    assert judged(Landmine(data=tmp_path).nodes(0)[0], "test") == float(
+        (out.argmax(1) == split.y).double().mean()
+    )
 
 
 # ---- vehicle -------------------------------------------------------------------------------------
@@ -149,8 +171,8 @@ def test_too_much_asked_of_the_sensors(sensors: Path) -> None:
         (Vehicle, {"train": 0}, r"Vehicle\.train must be >= 1"),
         (Vehicle, {"test": 0}, r"Vehicle\.test must be >= 1"),
         (Vehicle, {"outputs": 3}, r"Vehicle\.outputs must be one of 1, 2"),
-        (Heart, {"hidden": 0}, r"Heart\.hidden must be >= 1"),
-        (Landmine, {"hidden": 0}, r"Landmine\.hidden must be >= 1"),
+        (Heart, {"hidden": -1}, r"Heart\.hidden must be >= 0"),
+        (Landmine, {"hidden": -1}, r"Landmine\.hidden must be >= 0"),
     ],
 )
 def test_options_that_cannot_be(cls: type[TableTask], values: dict, says: str) -> None:

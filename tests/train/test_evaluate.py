@@ -15,7 +15,7 @@ from polyfed.errors import DataError
 from polyfed.random import stream
 from polyfed.testing import tiny
 from polyfed.train import accuracy, mean_loss, outputs
-from polyfed.train.evaluate import rows_per_batch
+from polyfed.train.evaluate import auc, judged, rows_per_batch
 
 
 @pytest.fixture
@@ -131,6 +131,20 @@ def test_accuracy_counts() -> None:
 def test_accuracy_needs_labels() -> None:
     with pytest.raises(DataError, match="needs labels"):
         accuracy(Model.none(), Split(torch.zeros(3, 2)))
+
+
+def test_auc_ranks_class_1_above_class_0() -> None:
+    """By the difference of two outputs: of four pairs three are in order."""
+    scores = torch.tensor([[2.0, 1.0], [0.0, 1.0], [5.0, 4.5], [0.0, 3.0]])
+    assert auc(Model.none(), Split(scores, torch.tensor([0, 0, 1, 1]))) == 0.75
+    with pytest.raises(DataError, match="needs labels of both classes"):
+        auc(Model.none(), Split(scores, torch.zeros(4)))
+
+
+def test_a_node_is_judged_by_its_own_score(node: Node) -> None:
+    assert judged(node, "test") == accuracy(node.model, node.data["test"])
+    node.score = lambda model, split: len(split) / 100
+    assert judged(node, "test") == len(node.data["test"]) / 100
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ def mlp(inputs: int, hidden: Sequence[int], outputs: int, *, relu_trunk: bool = 
 
     Args:
         inputs: number of input features, after flattening.
-        hidden: widths of the hidden layers; the last is the representation.
+        hidden: widths of the hidden layers; the last is the representation. Without any the model
+            is linear, and its trunk has no parameters.
         outputs: number of classes.
         relu_trunk: whether the representation passes a ReLU before it leaves the trunk.
 
@@ -28,9 +29,9 @@ def mlp(inputs: int, hidden: Sequence[int], outputs: int, *, relu_trunk: bool = 
     layers: list[nn.Module] = [nn.Flatten()]
     for width, following in zip([inputs, *hidden], hidden, strict=False):
         layers += [nn.Linear(width, following), nn.ReLU()]
-    if not relu_trunk:
+    if hidden and not relu_trunk:
         layers.pop()
-    trunk, head = nn.Sequential(*layers), nn.Linear(hidden[-1], outputs)
+    trunk, head = nn.Sequential(*layers), nn.Linear([inputs, *hidden][-1], outputs)
     return nn.Sequential(OrderedDict(trunk=trunk, head=head))
 
 

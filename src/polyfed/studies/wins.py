@@ -33,7 +33,8 @@ from polyfed.errors import ConfigError, DataError, PolyfedError
 from polyfed.experiments.runner import commit
 from polyfed.record.files import write_text
 from polyfed.record.recorder import environment
-from polyfed.studies.contests import CONTESTS, Contest
+from polyfed.studies.contest import Contest
+from polyfed.studies.contests import CONTESTS
 from polyfed.studies.spaces import space_of
 from polyfed.studies.sweep import sweep
 from polyfed.tasks import Task

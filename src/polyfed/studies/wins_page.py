@@ -20,7 +20,8 @@ from polyfed.errors import RunError
 from polyfed.experiments.verdict import ALPHA, order
 from polyfed.record.files import write_text
 from polyfed.studies import ranks
-from polyfed.studies.contests import CONTESTS, CONTROL
+from polyfed.studies.contest import CONTROL
+from polyfed.studies.contests import CONTESTS
 from polyfed.studies.outcome import figure
 from polyfed.studies.paired import holm
 from polyfed.studies.ranks import Ranks, rank

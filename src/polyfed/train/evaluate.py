@@ -9,8 +9,10 @@ from torch import Tensor
 
 from polyfed.core.data import Split
 from polyfed.core.model import Model, evaluating
+from polyfed.core.node import Node
 from polyfed.core.phase import Objective
 from polyfed.errors import DataError
+from polyfed.maths.ranking import area_under_roc
 from polyfed.train.layout import channels_last, is_faster
 
 _BATCH_BYTES = 8 << 20
@@ -41,6 +43,19 @@ def accuracy(model: Model, split: Split) -> float:
     out = outputs(model, split.x)
     predicted = out[:, 0] >= 0.5 if out.shape[1:] == (1,) else out.argmax(-1)
     return float((predicted == split.y).double().mean())
+
+
+def auc(model: Model, split: Split) -> float:
+    """Area under the ROC curve of two outputs: how well they rank class 1 above class 0."""
+    if split.y is None or len(split.y.unique()) < 2:
+        raise DataError("an area under the ROC curve needs labels of both classes in a split.")
+    out = outputs(model, split.x)
+    return area_under_roc(out[:, 1] - out[:, 0], split.y == 1)
+
+
+def judged(node: Node, split: str) -> float:
+    """How well a node does on a split of its data: its score, or accuracy."""
+    return (accuracy if node.score is None else node.score)(node.model, node.data[split])
 
 
 def mean_loss(model: Model, split: Split, objective: Objective) -> float:

@@ -29,7 +29,7 @@ from polyfed.errors import first_line
 from polyfed.train.alike import exam_key, job_key, structure, why_alone
 from polyfed.train.cohort import Kept, fit_cohort, score_cohort
 from polyfed.train.columns import Columns
-from polyfed.train.evaluate import accuracy
+from polyfed.train.evaluate import judged
 from polyfed.train.lanes import Lanes, can_take, lane_key
 from polyfed.train.loop import Fitted, fit, moves_batchnorm, training_split
 from polyfed.train.stepper import CannotStackError
@@ -262,10 +262,7 @@ class Trainer:
     def _examine_group(self, exams: Sequence[Exam]) -> list[float]:
         if len(exams) > 1:
             return score_cohort([exam.node for exam in exams], exams[0].split)
-        node, split = exams[0].node, exams[0].node.data[exams[0].split]
-        return [
-            accuracy(node.model, split) if node.score is None else node.score(node.model, split)
-        ]
+        return [judged(exams[0].node, exams[0].split)]
 
     def _most_rows(self, work: Sequence[Job] | Sequence[Exam]) -> int:
         """Rows that fit in memory: parameters, gradients, two moments, the data, and columns."""
