@@ -14,7 +14,7 @@ from polyfed.studies import wins, wins_page
 from polyfed.studies.contest import CONTROL, Contest
 from polyfed.studies.contests import CONTESTS
 from polyfed.studies.spaces import space_of
-from polyfed.studies.wins import SUMMARY, TUNED_WITH, hold, misfits
+from polyfed.studies.wins import SUMMARY, TUNED_WITH, hold, misfits, read
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 TINY = Contest(
@@ -49,8 +49,6 @@ def made(**contests: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     return {
         "format": wins.FORMAT,
         "command": "polyfed contests",
-        "date": "2026-11-15",
-        "environment": dict.fromkeys(("polyfed", "torch", "python", "numpy", "platform"), "1"),
         "trials": 8,
         "tuned_with": TUNED_WITH,
         "seeds": list(range(10)),
@@ -59,6 +57,11 @@ def made(**contests: Mapping[str, Sequence[float]]) -> dict[str, Any]:
                 "name": name,
                 "group": "labels",
                 "asks": "A situation.",
+                "judged_by": "accuracy",
+                "date": "2026-11-15",
+                "environment": dict.fromkeys(
+                    ("polyfed", "torch", "python", "numpy", "platform"), "1"
+                ),
                 "methods": {method: entry(values) for method, values in by_method.items()},
                 "not_there": {"mocha": "linear", "fedavg": "outputs differ", "ccvr": "linear"},
             }
@@ -101,10 +104,44 @@ def test_all_methods_have_the_same_budget(tmp_path: Path, calls: list[Any]) -> N
 def test_what_is_finished_is_not_run_again(tmp_path: Path, calls: list[Any]) -> None:
     hold(tmp_path, trials=3, seeds=2, contests=[TINY])
     next((tmp_path / "tiny").glob("fedper-*.json")).unlink()
+    (tmp_path / SUMMARY).unlink()
     hold(tmp_path, trials=3, seeds=2, contests=[TINY])
     assert [method for _, method, *_ in calls] == ["local", "fedper", "fedper"]
+    (tmp_path / SUMMARY).unlink()
     hold(tmp_path, trials=4, seeds=2, contests=[TINY])  # another budget is another matter
     assert len(calls) == 5
+
+
+def test_a_summary_is_enough_to_go_on(tmp_path: Path, calls: list[Any]) -> None:
+    """Methods whose settings are the same are not run again; other contests stay."""
+    other = replace(TINY, name="other")
+    hold(tmp_path, trials=3, seeds=2, contests=[TINY, other])
+    before = json.loads((tmp_path / SUMMARY).read_text())
+    before["contests"][0] |= {"date": "2026-01-01", "group": "what it once was"}
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / SUMMARY).write_text(json.dumps(before))
+    calls.clear()
+    again = hold(elsewhere, trials=3, seeds=2, contests=[TINY])
+    assert calls == []
+    assert again["contests"][0] == before["contests"][0] | {"group": "labels"}
+    assert again["contests"][1] == before["contests"][1]
+    changed = replace(TINY, own={"fedper": {"rounds": 2}})
+    third = replace(TINY, name="third")
+    again = hold(elsewhere, trials=3, seeds=2, contests=[third, changed])
+    assert calls == [(*c, 3, [0, 1]) for c in (
+        ("third", "local"), ("third", "fedper"), ("tiny", "fedper"),
+    )]  # fmt: skip
+    assert [c["name"] for c in again["contests"]] == ["tiny", "other", "third"]
+    assert again["contests"][0]["date"] != "2026-01-01"
+
+
+def test_contests_of_another_budget_do_not_join(tmp_path: Path, calls: list[Any]) -> None:
+    hold(tmp_path, trials=3, seeds=2, contests=[TINY])
+    with pytest.raises(RunError, match=r"has trials 3, but 4 are wanted.* Choose another folder"):
+        hold(tmp_path, trials=4, seeds=2, contests=[TINY])
+    with pytest.raises(RunError, match=r"has seeds \[0, 1\], but \[0\] are wanted"):
+        hold(tmp_path, trials=3, seeds=1, contests=[TINY])
 
 
 def test_contests_without_their_data_are_left_out(
@@ -170,9 +207,20 @@ def test_a_clear_winner() -> None:
     assert "**`fedavg` wins**: it is told apart from all others." in text
     assert "+0.200 over `local` |" in text
     assert "| `joint` (control) | 1.000 ± 0.000 |  |  |" in text
-    assert "- commit abc1234; polyfed 1, " in text
+    assert "- commit abc1234; polyfed 1, torch 1, python 1, numpy 1; 1\n" in text
     assert "6 minutes of one busy core" in text
     assert "Not there: `mocha`, `ccvr` (linear); `fedavg` (outputs differ)." in text
+
+
+def test_dates_versions_and_what_judged() -> None:
+    summary = made(one={"fedavg": HIGH, "local": LOW}, two={"fedavg": HIGH, "local": LOW})
+    two = summary["contests"][1]
+    two |= {"date": "2026-11-19", "judged_by": "area under the ROC curve"}
+    two["environment"] = two["environment"] | {"torch": "2"}
+    text = wins_page.page(summary)
+    assert "; 2026-11-15 and 2026-11-19\n" in text
+    assert "; polyfed 1, torch 1, python 1, numpy 1; 1; polyfed 1, torch 2, python 1" in text
+    assert text.count("| test accuracy |") == text.count("| test area under the ROC curve |") == 1
 
 
 def test_what_is_not_told_apart_is_undecided() -> None:
@@ -195,8 +243,19 @@ def test_ties_are_ranked_over_the_contests_of_a_group() -> None:
     assert len(ranked.tasks) == 12
     text = wins_page.page(made(**contests))
     assert "## Over all contests with labels" in text
+    assert "Ranked over `c0`, `c1`, " in text
+    assert "are in all 12 of them, by mean rank (1 is best): `fed" in text
+    assert ", `local` 3.0.\n" in text
     assert "`fedavg` ranks before" in text
     assert wins_page.over_contests(made(one=contests["c1"])) == {}
+    summary = made(**contests)
+    for contest in summary["contests"][:4]:
+        contest["group"] = "labels, some mean others"
+    found = wins_page.over_contests(summary)
+    assert {group: len(ranked.tasks) for group, ranked in found.items()} == {
+        "labels": 12, "labels, some mean others": 4,
+    }  # fmt: skip
+    assert "labels-some-mean-others.svg" in wins_page.pictures(summary)
 
 
 def test_the_files(tmp_path: Path) -> None:
@@ -210,16 +269,16 @@ def test_the_files(tmp_path: Path) -> None:
     for text in ("{}", "not json"):
         (tmp_path / SUMMARY).write_text(text)
         with pytest.raises(RunError, match="is not a summary of contests"):
-            wins_page.read(tmp_path / SUMMARY)
+            read(tmp_path / SUMMARY)
     (tmp_path / SUMMARY).write_text('{"format": 0}')
     with pytest.raises(RunError, match="has format 0"):
-        wins_page.read(tmp_path / SUMMARY)
+        read(tmp_path / SUMMARY)
     with pytest.raises(RunError, match="could not read"):
-        wins_page.read(tmp_path / "nothing.json")
+        read(tmp_path / "nothing.json")
 
 
 def test_the_page_in_the_repository_is_what_its_summary_makes() -> None:
-    summary = wins_page.read(RESULTS / SUMMARY)
+    summary = read(RESULTS / SUMMARY)
     again = "run: polyfed experiments --out docs/results --pages"
     assert (RESULTS / wins_page.PAGE).read_text(encoding="utf-8") == wins_page.page(summary), again
     drawn = {path.name for path in (RESULTS / wins_page.PICTURES).glob("*.svg")}

@@ -20,7 +20,7 @@ from polyfed.tasks import Task
 from polyfed.train.together import Stack
 
 CONTROL = "joint"  # all data in one place: what could be gained, not a method to choose
-ALIKE, OTHERWISE = "labels that all mean alike", "labels that nodes mean otherwise"
+ALIKE, OTHERWISE = "labels, all mean the same", "labels, some mean others"
 UNLIKE = "labels and networks of several kinds"
 TAUGHT, IN_SETS = "no labels", "class proportions"
 
@@ -31,7 +31,8 @@ class Contest:
 
     Attributes:
         name: what to call it.
-        group: what the nodes learn from; contests of a group are ranked together.
+        group: what the nodes learn from; contests of a group are ranked together, and those whose
+            groups are the same up to a comma.
         asks: the situation, in a sentence.
         judged_by: what the task gives as accuracy.
         task: name of the task.

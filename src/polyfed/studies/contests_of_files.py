@@ -126,7 +126,7 @@ OF_FILES = (
         "Three nodes with 455 to 779 house numbers, four digits each of which some are shared; "
         "public images.",
         "svhn",
-        task_options={"quick": True, "heads": "all", "channels": 8, "representation": 64},
+        task_options={"quick": True, "heads": "all", "channels": 4, "representation": 64},
         lr=2e-3, rounds=4,
     ),
     _images(
@@ -134,7 +134,7 @@ OF_FILES = (
         "Three nodes with 274 or 365 photographs of three or four kinds, some of which are shared; "
         "public images.",
         "cifar10",
-        task_options={"quick": True, "heads": "all", "channels": 8, "representation": 64},
+        task_options={"quick": True, "heads": "all", "channels": 4, "representation": 64},
         lr=2e-3, rounds=4,
     ),
     Contest(

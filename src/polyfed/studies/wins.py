@@ -6,8 +6,10 @@
 
 FOLDER/CONTEST/METHOD-KEY/       the search, as `polyfed sweep` leaves it
 FOLDER/CONTEST/METHOD-KEY.json   what it found and what came of it; who has one is not run again
+FOLDER/which_wins.json           all contests held there: enough to go on, without the folders
 
-The key is a digest of the settings and the budget: what was done with others is left alone.
+The key is a digest of the settings and the budget: what was done with others is left alone. A
+summary is of one budget; contests that are not asked for stay in it as they are.
 
 Where a task deals the same pool of images out anew with every seed, an image that one search was
 judged by may be a test image of another seed. That holds for all methods alike.
@@ -20,7 +22,7 @@ import json
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ from polyfed import methods
 from polyfed.core.method import Method
 from polyfed.engines.progress import Progress
 from polyfed.engines.run import Run, begin, check_run, finish_together, plain
-from polyfed.errors import ConfigError, DataError, PolyfedError
+from polyfed.errors import ConfigError, DataError, PolyfedError, RunError
 from polyfed.experiments.runner import commit
 from polyfed.record.files import write_text
 from polyfed.record.recorder import environment
@@ -40,7 +42,7 @@ from polyfed.studies.sweep import sweep
 from polyfed.tasks import Task
 from polyfed.train.together import Stack, StackWarning
 
-FORMAT = 1
+FORMAT = 2
 TUNED_WITH = 1000  # the seed of the searches; tests have 0, 1, 2, ...
 SUMMARY = "which_wins.json"
 _SAME = ("rounds", "batch", "representation")  # alike for all methods of a contest: not searched
@@ -59,6 +61,9 @@ def hold(
 ) -> dict[str, Any]:
     """Hold contests, and write what came of each; the same call goes on where it stopped.
 
+    So does one in a folder that has nothing but a summary: methods that it has with the same
+    settings are not run again.
+
     Args:
         folder: where searches and results are kept.
         data: folder with published files; contests that need them are left out without.
@@ -67,50 +72,88 @@ def hold(
         contests: which.
         shown: hears a line a method.
     """
-    found: list[dict[str, Any]] = []
-    for contest in contests:
-        try:
-            found.append(_held(contest, folder / contest.name, data, trials, seeds, shown))
-        except DataError as error:
-            shown(f"{contest.name}: left out. {error}")
-        else:
-            text = json.dumps(_summary(found, trials, seeds), indent=1, ensure_ascii=False)
-            write_text(folder / SUMMARY, text + "\n")
-    return _summary(found, trials, seeds)
-
-
-def _summary(found: Sequence[dict[str, Any]], trials: int, seeds: int) -> dict[str, Any]:
-    return {
+    summary = {
         "format": FORMAT,
         "command": f"polyfed contests --data DIR --trials {trials} --seeds {seeds}",
-        "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
-        "environment": environment(),
         "trials": trials,
         "tuned_with": TUNED_WITH,
         "seeds": list(range(seeds)),
-        "contests": list(found),
     }
+    found = _there(folder / SUMMARY, summary)
+    for contest in contests:
+        before = found.get(contest.name, {"methods": {}})
+        try:
+            held = _held(contest, folder / contest.name, data, trials, seeds, before, shown)
+        except DataError as error:
+            shown(f"{contest.name}: left out. {error}")
+        else:
+            found[contest.name] = held
+            text = json.dumps(_ordered(summary, found), indent=1, ensure_ascii=False)
+            write_text(folder / SUMMARY, text + "\n")
+    return _ordered(summary, found)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read a summary of contests."""
+    try:
+        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found = summary["format"]
+    except OSError as error:
+        raise RunError(f"could not read {path}: {error.strerror or error}.") from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise RunError(f"{path} is not a summary of contests.") from error
+    if found != FORMAT:
+        raise RunError(f"{path} has format {found}, this polyfed reads {FORMAT}.")
+    return summary
+
+
+def _there(path: Path, wanted: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The contests of a summary, by name; one of another budget is refused."""
+    if not path.exists():
+        return {}
+    summary = read(path)
+    for name in ("trials", "seeds"):
+        if summary[name] != wanted[name]:
+            raise RunError(
+                f"{path} has {name} {summary[name]}, but {wanted[name]} are wanted, and contests "
+                "beside each other have one budget. Choose another folder."
+            )
+    return {contest["name"]: contest for contest in summary["contests"]}
+
+
+def _ordered(summary: Mapping[str, Any], found: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """The summary with its contests in the order of ours."""
+    places = {contest.name: place for place, contest in enumerate(CONTESTS)}
+    names = sorted(found, key=lambda name: places.get(name, len(places)))
+    return {**summary, "contests": [found[name] for name in names]}
 
 
 def _held(
-    contest: Contest, folder: Path, data: Path | None, trials: int, seeds: int, shown: Shown
+    contest: Contest,
+    folder: Path,
+    data: Path | None,
+    trials: int,
+    seeds: int,
+    before: Mapping[str, Any],
+    shown: Shown,
 ) -> dict[str, Any]:
     contest.federation(contest.methods[0], data).nodes(0)  # are its files there?
-    entries = {}
+    entries, is_new = {}, False
     for method in contest.methods:
-        place = folder / f"{method}-{_key(contest, method, trials, seeds)}"
-        path = place.with_name(place.name + ".json")
-        if not path.exists():
-            entry = one(contest, method, place, data, trials, range(seeds))
-            folder.mkdir(parents=True, exist_ok=True)
-            write_text(path, json.dumps(entry, indent=1) + "\n")
-        entries[method] = json.loads(path.read_text(encoding="utf-8"))
-        accuracy = statistics.fmean(entries[method]["accuracy"])
-        shown(f"{contest.name}: {method} {accuracy:.3f}")
+        key = _key(contest, method, trials, seeds)
+        entry = before["methods"].get(method, {})
+        if entry.get("key") != key:
+            entry = _finished(contest, method, folder / f"{method}-{key}", data, trials, seeds)
+            is_new = True
+        entries[method] = {"key": key, **entry}
+        shown(f"{contest.name}: {method} {statistics.fmean(entry['accuracy']):.3f}")
+    today = {"date": f"{datetime.now(timezone.utc):%Y-%m-%d}", "environment": environment()}
     return {
         "name": contest.name,
         "group": contest.group,
         "asks": contest.asks,
+        "judged_by": contest.judged_by,
+        **(today if is_new else {name: before[name] for name in today}),
         "task": contest.task,
         "task_options": dict(contest.task_options),
         "options": dict(contest.options),
@@ -118,6 +161,19 @@ def _held(
         "methods": entries,
         "not_there": misfits(contest, data),
     }
+
+
+def _finished(
+    contest: Contest, method: str, place: Path, data: Path | None, trials: int, seeds: int
+) -> dict[str, Any]:
+    """What came of a method, from its file if there is one."""
+    path = place.with_name(place.name + ".json")
+    if not path.exists():
+        entry = one(contest, method, place, data, trials, range(seeds))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(entry, indent=1) + "\n")
+    done: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return done
 
 
 def _key(contest: Contest, method: str, trials: int, seeds: int) -> str:

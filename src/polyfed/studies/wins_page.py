@@ -8,7 +8,6 @@ The control (all data in one place) is shown and not ranked.
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.engines.table import size
-from polyfed.errors import RunError
 from polyfed.experiments.verdict import ALPHA, order
 from polyfed.record.files import write_text
 from polyfed.studies import ranks
 from polyfed.studies.contest import CONTROL
 from polyfed.studies.contests import CONTESTS
+from polyfed.studies.contests_of_files import OF_FILES
 from polyfed.studies.outcome import figure
 from polyfed.studies.paired import holm
 from polyfed.studies.ranks import Ranks, rank
-from polyfed.studies.wins import FORMAT, SUMMARY
+from polyfed.studies.wins import SUMMARY, read
 
 PAGE, PICTURES = "which_wins.md", "which_wins"
 ALONE = ("local", "byol", "hub-only")  # the control of each group: nothing is shared
@@ -58,20 +57,6 @@ class Standing:
         return [name for name, p in self.p.items() if p <= ALPHA]
 
 
-def read(path: Path) -> dict[str, Any]:
-    """Read a summary of contests."""
-    try:
-        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        found = summary["format"]
-    except OSError as error:
-        raise RunError(f"could not read {path}: {error.strerror or error}.") from error
-    except (ValueError, TypeError, KeyError) as error:
-        raise RunError(f"{path} is not a summary of contests.") from error
-    if found != FORMAT:
-        raise RunError(f"{path} has format {found}, this polyfed reads {FORMAT}.")
-    return summary
-
-
 def standing(contest: Mapping[str, Any]) -> Standing:
     """Who is ahead in a contest, and of whom for certain."""
     by_method = {name: entry["accuracy"] for name, entry in contest["methods"].items()}
@@ -85,10 +70,15 @@ def standing(contest: Mapping[str, Any]) -> Standing:
 
 
 def over_contests(summary: Mapping[str, Any]) -> dict[str, Ranks]:
-    """For each group of enough contests, the ranks of the methods that are in all of them."""
+    """For each group of enough contests, the ranks of the methods that are in all of them.
+
+    Groups that are the same up to a comma are also one.
+    """
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for contest in summary["contests"]:
-        groups.setdefault(contest["group"], []).append(contest)
+        wide = contest["group"].partition(",")[0]
+        for group in dict.fromkeys((wide, contest["group"])):
+            groups.setdefault(group, []).append(contest)
     found = {}
     for group, members in groups.items():
         common = set.intersection(*(set(c["methods"]) for c in members)) - {CONTROL}
@@ -177,9 +167,11 @@ def _over(group: str, ranked: Ranks) -> list[str]:
     ]
     said = "; ".join(apart) if ranked.p <= ALPHA and apart else "nothing is told apart"
     return [
-        f"The {len(ranked.mean)} methods that are in all {len(ranked.tasks)} of them, by mean rank "
-        f"(1 is best). Friedman's test: p = {ranked.p:.2g}; critical difference "
-        f"{ranked.critical:.2f} ranks: {said}.",
+        f"Ranked over {_names(ranked.tasks)}. The {len(ranked.mean)} methods that are in all "
+        f"{len(ranked.tasks)} of them, by mean rank (1 is best): "
+        f"{', '.join(f'`{name}` {mean:.1f}' for name, mean in ranked.mean.items())}.",
+        f"Friedman's test: p = {ranked.p:.2g}; critical difference {ranked.critical:.2f} ranks: "
+        f"{said}.",
         f"![Mean ranks over contests with {group}]({PICTURES}/{_file(group)})",
     ]
 
@@ -187,7 +179,7 @@ def _over(group: str, ranked: Ranks) -> list[str]:
 def _contest(contest: Mapping[str, Any], s: Standing) -> list[str]:
     heads = [
         "method",
-        "test accuracy",
+        f"test {contest['judged_by']}",
         "mean rank",
         "p against the best",
         "sent per node",
@@ -237,29 +229,36 @@ def _absent(why: Mapping[str, str]) -> str:
 
 
 def _how(summary: Mapping[str, Any]) -> str:
-    environment = summary["environment"]
-    versions = [f"{name} {environment[name]}" for name in ("polyfed", "torch", "python", "numpy")]
     entries = [entry for c in summary["contests"] for entry in c["methods"].values()]
     seconds = sum(
         e["cpu_seconds_tuning"] + e["cpu_seconds_a_run"] * len(summary["seeds"]) for e in entries
     )
+    dates = sorted({c["date"] for c in summary["contests"]})
     commits = " and ".join(dict.fromkeys(e["commit"] for e in entries))
+    later = [c.name for c in OF_FILES]
     lines = [
         f"`{summary['command']}`; {seconds / 60:.0f} minutes of one busy core",
-        f"commit {commits}; {', '.join(versions)}; {environment['platform']}",
+        f"commit {commits}; {'; '.join(dict.fromkeys(map(_versions, summary['contests'])))}",
         f"searches: seed {summary['tuned_with']}; tests: seeds {summary['seeds'][0]} to "
-        f"{summary['seeds'][-1]}; {summary['date']}",
+        f"{summary['seeds'][-1]}; {' and '.join(dates)}",
         "searched: each method's own space (`polyfed.studies.spaces`: learning rate, epochs, and "
         "what its paper sets) without rounds, batch and network, which are alike for all in a "
         "contest; one training a setting; the first is the recipe",
         "where a task deals the same pool of images out anew with every seed, an image that a "
-        "search was judged by may be a test image of another seed, for all methods alike; MNIST's "
-        "and the permuted digits' test images are never seen by a search",
+        "search was judged by may be a test image of another seed, for all methods alike; the "
+        "test images of permuted digits and of MNIST in sets are never seen by a search",
         "not blind: the contests' rounds, batches and ranges were set, alike for all methods,"
-        " after short runs without any search on the test seeds 0 to 3",
+        " after short runs without any search on the test seeds 0 to 3; those of "
+        f"{_names(later)} on the seeds 2000 and 2001, which are not tested",
         "sent per node: in the whole run, by the ledger",
     ]
     return "\n".join(f"- {line}" for line in lines)
+
+
+def _versions(contest: Mapping[str, Any]) -> str:
+    environment = contest["environment"]
+    versions = [f"{name} {environment[name]}" for name in ("polyfed", "torch", "python", "numpy")]
+    return f"{', '.join(versions)}; {environment['platform']}"
 
 
 def _names(names: Sequence[str]) -> str:
@@ -272,7 +271,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _file(name: str) -> str:
-    return f"{name.replace(' ', '-')}.svg"
+    return f"{name.replace(',', '').replace(' ', '-')}.svg"
 
 
 # ---- files ---------------------------------------------------------------------------------------
