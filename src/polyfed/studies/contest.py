@@ -86,7 +86,7 @@ TRUNKS = ("local", "fedavg-trunk", "fedper", "fedrep", "fedbabu", "li")
 LINEAR = {"mocha": "linear models on the raw inputs, no match for networks"}
 PARTIAL = dict.fromkeys(
     ("partial-averaging", "dynamic-averaging", "auto-slices"),
-    "trains sample by sample; it meets the others where labels are permuted",
+    "as published it trains sample by sample; it meets the others in other contests",
 )
 SELF = dict.fromkeys(
     ("byol", "fedbyol", "fedu", "fedema", "fedfoa", "fedmd-ssl", "feddf-ssl"), "uses no labels"

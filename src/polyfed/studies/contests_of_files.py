@@ -33,6 +33,7 @@ _BASE: Mapping[str, Any] = {
     "local_epochs": 2, "init_epochs": 5, "finetune_epochs": 2, "head_epochs": 2, "trunk_epochs": 2,
     "revisit_epochs": 2, "distil_epochs": 2,
 }  # fmt: skip
+_SMALL = {"blocks": 2, "channels": 4, "representation": 64, "dropout": 0.0, "last_dropout": 0.0}
 _MOCHA = {"mocha": {"hidden": 0}}  # it trains no trunk: inputs are its features
 
 
@@ -116,9 +117,9 @@ OF_FILES = (
     ),
     _images(
         "letters",
-        "Ten nodes share letters out by a Dirichlet distribution of 0.1: few of 26 each; "
+        "Five nodes share letters out by a Dirichlet distribution of 0.1: few of 26 each; "
         "public ones.",
-        "letters", task_options={"num_nodes": 10, "public": 0.6, "public_share": 0.05},
+        "letters", task_options={"num_nodes": 5, "public": 0.8, "public_share": 0.025},
         lr=1e-3, rounds=5, also=_SLICES,
     ),
     _images(
@@ -126,16 +127,16 @@ OF_FILES = (
         "Three nodes with 455 to 779 house numbers, four digits each of which some are shared; "
         "public images.",
         "svhn",
-        task_options={"quick": True, "heads": "all", "channels": 4, "representation": 64},
-        lr=2e-3, rounds=4,
+        task_options={"quick": True, "heads": "all", **_SMALL},
+        lr=3e-3, rounds=3,
     ),
     _images(
         "photographs",
         "Three nodes with 274 or 365 photographs of three or four kinds, some of which are shared; "
         "public images.",
         "cifar10",
-        task_options={"quick": True, "heads": "all", "channels": 4, "representation": 64},
-        lr=2e-3, rounds=4,
+        task_options={"quick": True, "heads": "all", **_SMALL},
+        lr=3e-3, rounds=3,
     ),
     Contest(
         name="sets-of-few-digits",
@@ -145,7 +146,7 @@ OF_FILES = (
         task="mnist-sets",
         task_options={"quick": True, "net": "cnn", "iid": False, "hub_labels": 1200},
         methods=("hub-only", "fedul", "fedul-m1", "fedul-m2", "fedul-mgda", "fedllp", "fedpl"),
-        options={"rounds": 10, "batch": 32, "rotate": 0.0},
+        options={"rounds": 6, "batch": 64, "rotate": 0.0},
         left_out=USES_LABELS,
     ),
 )  # fmt: skip
