@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from polyfed import methods
+from polyfed.engines.run import plain
 from polyfed.errors import ConfigError, RunError
 from polyfed.studies import wins, wins_page
 from polyfed.studies.contest import CONTROL, Contest
@@ -193,6 +194,23 @@ def test_contests_are_fair(contest: Contest) -> None:
         assert methods.make(name, {**base, **settled}, task).rounds == settled["rounds"]
     assert len(rounds) == 1
     assert len(set(contest.methods)) == len(contest.methods)
+
+
+def test_what_a_contest_is_judged_by_is_what_its_task_gives() -> None:
+    judges = {c.name: (c.judged_by, getattr(c.federation("local"), "judge", "accuracy"))
+              for c in CONTESTS}  # fmt: skip
+    assert judges.pop("mine-fields") == ("area under the ROC curve", "auc")
+    assert set(judges.values()) == {("accuracy", "accuracy")}
+
+
+def test_mocha_has_linear_models_and_the_others_networks() -> None:
+    """It trains no trunk: without one, the inputs are its features."""
+    there = [c for c in CONTESTS if "mocha" in c.methods]
+    assert [c.name for c in there] == ["hospitals", "mine-fields"]
+    for contest in there:
+        widths = {m: plain(contest.federation(m))["hidden"] for m in contest.methods}
+        assert {m for m, width in widths.items() if width == 0} == {"mocha"}
+        assert "`mocha` has linear models" in contest.asks
 
 
 # ---- the page ------------------------------------------------------------------------------------
