@@ -20,7 +20,7 @@ from polyfed.tasks import Task
 from polyfed.train.together import Stack
 
 CONTROL = "joint"  # all data in one place: what could be gained, not a method to choose
-ALIKE, OTHERWISE = "labels, all mean the same", "labels, some mean others"
+ALIKE, OTHERWISE = "labels, all mean the same", "labels, not all mean the same"
 UNLIKE = "labels and networks of several kinds"
 TAUGHT, IN_SETS = "no labels", "class proportions"
 

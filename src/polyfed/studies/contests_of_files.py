@@ -38,7 +38,7 @@ _MOCHA = {"mocha": {"hidden": 0}}  # it trains no trunk: inputs are its features
 
 def _parties(name: str, asks: str, task: str, *, lr: float, **more: Any) -> Contest:
     """Parties with small perceptrons, and nothing public."""
-    rounds, batch = more.pop("rounds"), more.pop("batch")
+    rounds, batch, why = more.pop("rounds"), more.pop("batch"), more.pop("why", {})
     methods = (CONTROL, *TRUNKS, *WHOLE, *more.pop("also", _SLICES))
     return Contest(
         name=name,
@@ -49,7 +49,7 @@ def _parties(name: str, asks: str, task: str, *, lr: float, **more: Any) -> Cont
         options={**_ALL, "rounds": rounds, "batch": batch},
         base={**_BASE, "lr": lr},
         own=_OWN,
-        left_out={m: why for m, why in {**LINEAR, **SELF, **DRIFT}.items() if m not in methods},
+        left_out={m: r for m, r in {**LINEAR, **SELF, **DRIFT, **why}.items() if m not in methods},
         **more,
     )
 
@@ -67,9 +67,7 @@ def _images(name: str, asks: str, task: str, *, lr: float, **more: Any) -> Conte
         base={**_BASE, "lr": lr},
         own=_OWN if also else {},
         stack="never",
-        left_out={
-            m: why for m, why in {**LINEAR, **PARTIAL, **SELF, **DRIFT}.items() if m not in also
-        },
+        left_out={**LINEAR, **SELF, **(DRIFT if also else PARTIAL)},
         **more,
     )
 
@@ -93,6 +91,7 @@ OF_FILES = (
         "sensors",
         "Eight sensors with 50 samples each: which of two vehicles passes?",
         "vehicle", lr=1e-2, rounds=10, batch=0.2, hold_out=0.25,
+        why={"mocha": "linear models; the task has networks with two hidden layers"},
     ),
     _parties(
         "news",
@@ -100,6 +99,7 @@ OF_FILES = (
         "each.",
         "agnews", task_options={"quick": True, "num_nodes": 5, "min_count": 10, "width": 16},
         lr=1e-2, rounds=5, batch=16, stack="never", also=(),
+        why=dict.fromkeys(PARTIAL, "it cuts layers that form a chain, and an embedding is none"),
     ),
     _parties(
         "writers",
