@@ -129,7 +129,7 @@ def _seeds(method: Method, nodes: Nodes) -> None:
 def _resume(method: Method, nodes: Nodes) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         keeper = Keeper(Path(scratch))
-        recorder = Recorder.create(keeper.folder, {})
+        recorder = Recorder.create(keeper.folder, {"method": method.name})
         whole = outcome_of(copy.deepcopy(method), nodes(0), progress=keeper, recorder=recorder)
         recorder.close()
         for tick in range(_ROUNDS + 1):
