@@ -35,6 +35,12 @@ def test_sweep_then_go_on(tmp_path: Path) -> None:
     assert config["task_options"]["labels"] == 2
 
 
+def test_a_quick_search_says_so() -> None:
+    said = "--quick only shows the way; its figures mean nothing."
+    assert call(*SWEEP, "--quick", "--trials", "1").stdout.count(said) == 1
+    assert said in Path("studies/local-digits/report.html").read_text()
+
+
 def test_what_is_wrong_is_one_line() -> None:
     failed = call(*SWEEP, "--trials", "0", code=2)
     assert failed.stderr.startswith("error: trials must be >= 1")

@@ -119,6 +119,7 @@ def _silent(text: str) -> None:
 
 
 def _show(outcome: Outcome, as_json: bool) -> None:
+    from polyfed.engines.table import quick_line
     from polyfed.studies.outcome import BEST, REPORT, figure
 
     if as_json:
@@ -131,6 +132,7 @@ def _show(outcome: Outcome, as_json: bool) -> None:
         outcome.table(),
         f"best: {best}\nworst of {outcome.plan['runs']} runs: {outcome.value:.4f} on validation "
         f"data; test data were not used.\nTest it with: polyfed run {outcome.folder / BEST}",
+        quick_line([outcome.plan]),
         "\n".join(
             [
                 *(pictures or no_picture),
@@ -139,4 +141,4 @@ def _show(outcome: Outcome, as_json: bool) -> None:
             ]
         ),
     ]
-    typer.echo("\n\n".join(texts))
+    typer.echo("\n\n".join(filter(None, texts)))

@@ -62,7 +62,7 @@ class Comparison:
         what = "mean ± standard deviation over" if high > 1 else "from"
         count = f"{high}" if low == high else f"{low} to {high}"
         title = f"Test accuracy, {what} {count} seed{'s' if high > 1 else ''}"
-        every = [run for runs in self.runs.values() for run in runs]
+        every = [run.config for runs in self.runs.values() for run in runs]
         return render(title, columns, rows, note=quick_line(every))
 
     def as_dict(self) -> dict[str, Any]:

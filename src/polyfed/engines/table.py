@@ -47,9 +47,9 @@ def as_dict(run: Run, config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def quick_line(runs: Iterable[Run]) -> str:
-    """What to say of figures if any of these runs is of a small version; else nothing."""
-    options = [run.config.get("task_options") or {} for run in runs]
+def quick_line(configs: Iterable[Mapping[str, Any]]) -> str:
+    """What to say of figures if any of these runs was of a small version; else nothing."""
+    options = [config.get("task_options") or {} for config in configs]
     return _QUICK if any(each.get("quick") for each in options) else ""
 
 
@@ -69,7 +69,7 @@ def run_table(run: Run, title: str = "") -> Text:
     if rows:
         rows.append(["mean", f"{run.mean_accuracy:.4f}", "", ""])
     columns, rules = ["node", "test accuracy", "sent", "received"], (-1,) if rows else ()
-    return render(title, columns, rows, rules, note=quick_line([run]))
+    return render(title, columns, rows, rules, note=quick_line([run.config]))
 
 
 def utilities_table(run: Run) -> Text:

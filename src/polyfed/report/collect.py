@@ -88,7 +88,7 @@ def about(
         "version": __version__,
         "title": _title(sources),
         "notes": [
-            *filter(None, [quick_line([source.run for source in sources])]),
+            *filter(None, [quick_line([source.config for source in sources])]),
             *again,
             *([f"The first {MOST_RUNS} of {found} runs are shown."] if found > MOST_RUNS else []),
         ],

@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from polyfed.engines.table import quick_line
 from polyfed.studies.outcome import Outcome, Step, figure
 
 _STYLE = """
@@ -34,6 +35,7 @@ def html(outcome: Outcome, pictures: Mapping[str, Path]) -> str:
     parts = [
         f"<h1>{title}</h1>",
         f"<p>With the best settings {worst} on validation data; test data were not used.</p>",
+        *(f"<p><b>{line}</b></p>" for line in [quick_line([plan])] if line),
         _table(["option", "best"], [[n, figure(v)] for n, v in outcome.best.items()]),
         *(_step(step, pictures.get(step.name)) for step in outcome.steps),
         f"<h2>What was searched</h2>{_table(['setting', 'value'], _plan_rows(plan))}",

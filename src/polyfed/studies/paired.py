@@ -145,7 +145,7 @@ def _cells(comparison: Comparison, bold: str, sign: str) -> tuple[list[str], lis
     seeds = count(max(map(len, runs.values())), "seed")
     star = f"{_MARK}: below the best by more than noise (signed-rank, Holm, alpha {ALPHA:g})."
     note = f"Test accuracy, mean {sign} standard deviation over {seeds}; bold: highest mean."
-    quick = quick_line(run for each in runs.values() for run in each)
+    quick = quick_line(run.config for each in runs.values() for run in each)
     said = [note, star if beaten else "", quick]
     return ["method", *nodes, "mean"], rows, " ".join(filter(None, said))
 
