@@ -108,6 +108,16 @@ def test_parties_compute_what_one_process_computes(
     assert not [f for r in network.recorders.values() for f in r.faults.records]
 
 
+def test_what_comes_for_a_round_just_decided_is_not_lost() -> None:
+    """A leader that is a node hears answers to its decision before it begins the round itself."""
+    method = pf.FedLinked(**SMALL, **FEDLINKED)  # its messages are ready when a round begins
+    for seed in range(12):
+        network = network_of(charter_of(method, tiny(), "star", "M1"), tiny(), seed=seed)
+        network.run()
+        assert not any(party.is_alone for party in network.over.values()), seed
+        assert not [f for r in network.recorders.values() for f in r.faults.records], seed
+
+
 def test_what_is_received_is_in_the_ledger_too() -> None:
     charter = charter_of(pf.LI(**SMALL), tiny(), "ring")
     network = network_of(charter, tiny())
