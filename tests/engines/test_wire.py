@@ -673,8 +673,10 @@ def test_a_folder_that_lost_its_rounds_is_found() -> None:
     party = a_party()
     log = (Settled((0, 1), NAMES),)
     note = {"kind": "go", "ballot": 0, "decision": Decision((0, 2), 2, NAMES, log).plain()}
-    with pytest.raises(RunError, match="M1 has played round 1, as the others know, and its folder"):
-        Sender(party, "M0").send({**note, "roster": dict.fromkeys(NAMES, party.council.card)})
+    Sender(party, "M0").send({**note, "roster": dict.fromkeys(NAMES, party.council.card)})
+    assert party.is_over
+    assert party.work is None
+    assert "M1 has played round 1, as the others know, and its folder" in str(failure(party))
 
 
 # ---- the disk ------------------------------------------------------------------------------------

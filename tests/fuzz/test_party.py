@@ -23,6 +23,7 @@ from polyfed import topologies
 from polyfed.core.message import Message
 from polyfed.core.node import Name
 from polyfed.engines import chaos
+from polyfed.engines.agreement import terms_of
 from polyfed.engines.charter import Charter
 from polyfed.engines.decision import Decision, Settled
 from polyfed.engines.party import Party
@@ -149,7 +150,7 @@ def genuine_notes() -> list[bytes]:
         leader, others = host or "M0", [n for n in agreed.parties if n != me]
         hellos = [
             _line(n, {"kind": "hello", "born": 1, "accepted": None, "done": None, "card": cards[n],
-                      "roster": {}, "lacks": []}, seat=i)
+                      "roster": {}, "lacks": [], "terms": terms_of(agreed)}, seat=i)
             for n in others
         ]  # fmt: skip
         going = [
@@ -171,6 +172,7 @@ def genuine_notes() -> list[bytes]:
             _line(others[-1], {"kind": "lacks", "names": ["M0"]}, seat=i),
             _line(others[-1], {"kind": "stale", "ballot": 4}, seat=i),
             _line(others[0], {"kind": "canvass"}, seat=i),
+            _line(others[0], {"kind": "terms", "terms": terms_of(agreed)}, seat=i),
             _line(others[0], {"kind": "over", "attempt": [0, 2]}, seat=i),
         ]  # fmt: skip
         work, wait = b"\x15\x00", b"\xf3\x00"

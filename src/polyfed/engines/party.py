@@ -83,10 +83,7 @@ class Party:
             charter.grace,
             self.born,
             charter.card(own),
-            kept.promised,
-            kept.accepted,
-            kept.done,
-            kept.roster,
+            *(kept.promised, kept.accepted, kept.done, kept.roster),
         )
         self.channel = Channel(
             self.born,
@@ -102,6 +99,7 @@ class Party:
         self.strangers: dict[Name, str] = {}  # whose terms are others, and how they differ
         self.is_alone = False  # it has given up waiting for the others
         self.missed: list[Name] = []  # for whom it waited then
+        self.lost = 0  # a round of which its folder holds nothing any more
         self.refused: Name | None = None  # the leader whom it does not follow
         self.is_over = False
         self._steps: Steps | None = None
@@ -257,6 +255,10 @@ class Party:
     def _follow(self, decision: Decision, now: float) -> None:
         self._moved, self.accuracy, self.is_alone = now, None, False
         self.channel.cancel(_ROUND)
+        self.lost = self.states.lost(decision, self.name)
+        if self.lost:
+            self.is_over = True
+            return
         self._join()
         self.player.heard = self.mail.open(decision.attempt)
         if decision.round > self.charter.method.rounds:
@@ -329,7 +331,7 @@ class Party:
     def _from_base(self, decision: Decision) -> Steps:
         """Put the state back from which a decision begins; at first, make it."""
         states = self.states
-        base = states.base(decision, self.name)
+        base = states.base(decision)
         if base is None:
             for node, (state, memory) in zip(self.player.own, self._pristine, strict=True):
                 node.model.load(state)

@@ -114,17 +114,15 @@ class States:
         """The last round that is saved."""
         return max(self.points, default=(0, 0, 0))[0]
 
-    def base(self, decision: Decision, me: Name) -> Point | None:
-        """The one from which a decision begins, if there is one; raises RunError if it is lost."""
-        base = max(self._valid(decision), default=None)
+    def base(self, decision: Decision) -> Point | None:
+        """The one from which a decision begins, if there is one."""
+        return max(self._valid(decision), default=None)
+
+    def lost(self, decision: Decision, me: Name) -> int:
+        """The last round that this party has played, if nothing here holds what came of it."""
         played = [i + 1 for i, each in enumerate(decision.log) if me in each.members]
-        if played and (base is None or base[0] < played[-1]):
-            raise RunError(
-                f"{me} has played round {played[-1]}, as the others know, and its folder does not "
-                "hold what came of it. Put the folder back that the site had; to begin the run "
-                "anew, write another `folder` in the site file, at all sites."
-            )
-        return base
+        base = self.base(decision)
+        return played[-1] if played and (base is None or base[0] < played[-1]) else 0
 
     def save(self, point: Point, nodes: Sequence[Node]) -> None:
         """Add one: that which nodes are in now."""

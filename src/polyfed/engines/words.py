@@ -31,6 +31,12 @@ def failure(party: Party) -> PolyfedError | None:
             f"{party.strangers[party.refused]}. Give all sites the same file, then type the same "
             "command again."
         )
+    if party.lost:
+        return RunError(
+            f"{me} has played round {party.lost}, as the others know, and its folder does not hold "
+            "what came of it. Put the folder back that the site had; to begin the run anew, write "
+            "another `folder` in the site file, at all sites."
+        )
     if party.accuracy is not None:
         return None
     done, folder = party.states.last, party.recorder.folder
