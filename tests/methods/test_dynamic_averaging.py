@@ -150,7 +150,7 @@ def test_it_averages_what_partial_averaging_does(plain_nodes: Callable[..., list
 
 
 @pytest.mark.parametrize(
-    ("moved", "asks"), [((0.5, 0.5), False), ((0.25, 0.5), False), ((0.25, 1.0), True)]
+    ("moved", "asks"), [((0.5, 0.5), False), ((0.25, 0.625), False), ((0.25, 1.0), True)]
 )
 def test_the_mean_decides_and_must_be_above_the_bound(moved: tuple[float, ...], asks: bool) -> None:
     got = {f"M{i}": Message({"global/moved": torch.tensor(d)}) for i, d in enumerate(moved)}

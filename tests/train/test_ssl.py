@@ -209,8 +209,11 @@ def test_labels_are_not_looked_at(kind: Kind) -> None:
 # --- who moves -----------------------------------------------------------------------------------
 
 
-def test_no_gradient_reaches_the_target() -> None:
+@pytest.mark.parametrize("wanted", [False, True])
+def test_no_gradient_reaches_the_target(wanted: bool) -> None:
+    """Not even where a network of somebody else's would take one."""
     model = small("byol")
+    model.net.target.requires_grad_(wanted)
     loss = objective("byol")(model, draw(8, 6), None)
     loss.backward()
     assert all(p.grad is None for p in model.net.target.parameters())
