@@ -17,7 +17,8 @@ from polyfed.report.again import OWN_NODES, Again, command, make_again
 LINES = (
     "polyfed run fedlinked --task digits --quick --no-transform --eta 1.5 --rounds 0",
     "polyfed run fedavg --task digits --labels 9 --rounds 0 --seed 3",
-    "polyfed run li --task digits --rounds 0 --topology dual-ring --fail 'cut 0-1 @3; heal @8'",
+    "polyfed run li --task digits --quick --rounds 2 --topology dual-ring "
+    "--fail 'cut 0-1 @1; heal @2'",
     "polyfed run partial-averaging --task digits-permuted --nodes 5 --groups 'a=0-4-2-0@M0+M1' "
     "--rounds 0 --topology gossip:cycles=2",
     "polyfed compare fedavg fedavg:local-epochs=2 local --task digits --rounds 0 --seeds 2",
