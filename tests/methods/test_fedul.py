@@ -455,7 +455,7 @@ BAD: list[tuple[Method, Callable[[list[Node]], list[Node]], type[Exception], str
         FedULM1(),
         lambda n: hub_with(n, data=Data(train=TRAIN), model=Model.none()),
         ModelError,
-        "fedul-m1 trains at the hub, but the hub has no network: Node",
+        "node hub: its model is missing",
     ),
     (FedUL(), lambda n: hub_with(n, data=Data(val_rb=VAL.x)), DataError, "'val_rb' has no labels"),
     (
