@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from polyfed.core.data import Split
+from polyfed.core.phase import Optimiser, Phase
 from polyfed.errors import ConfigError, DataError
 from polyfed.random import stream
 from polyfed.train import probe
@@ -152,6 +153,27 @@ def test_standardised_features_have_mean_zero_and_deviation_one() -> None:
     torch.testing.assert_close(train.x.mean(0), torch.zeros(8), rtol=0, atol=1e-6)
     torch.testing.assert_close(train.x.std(0, correction=0), torch.ones(8))
     assert test.x.mean(0).abs().max() > 0.01  # by the training samples' numbers, not its own
+
+
+def test_the_linear_probe_is_the_usual_one_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SPEC 6: Adam 3e-3, 200 epochs."""
+    asked: list[tuple[int | None, float, Optimiser]] = []
+
+    def trained(train: Split, test: Split, classes: int, phase: Phase, seed: int) -> float:
+        asked.append((phase.epochs, phase.batch, phase.optimiser))
+        return 0.0
+
+    monkeypatch.setattr(probe, "_trained", trained)
+    monkeypatch.setattr(probe, "_found", {})
+    train, test = clusters(20), clusters(20, seed=5)
+    linear_probe(train, test)
+    linear_probe(train, test, epochs=3, lr=0.5, batch=7)
+    assert asked == [
+        (200, 512, Optimiser(name="adam", lr=3e-3)),
+        (3, 7, Optimiser(name="adam", lr=0.5)),
+    ]
 
 
 # --- few labels -----------------------------------------------------------------------------------
