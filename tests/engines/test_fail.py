@@ -115,7 +115,7 @@ def test_the_command_of_the_manual(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     said = call(
         "run", "li", "--task", "digits", "--topology", "dual-ring", "--fail", SCRIPT, *options
     )
-    line = "4 faults: M0-M1 cut (1), M2 killed (1), M2 healed (1), M0-M1 healed (1)"
+    line = "2 faults: M0-M1 cut (1), M2 killed (1), M2 healed (1), M0-M1 healed (1)"
     assert f"{line}; see here/faults.jsonl" in said
     shown = call("show", "here")
     assert line in shown

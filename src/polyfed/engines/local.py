@@ -120,7 +120,7 @@ class LocalEngine:
         if not topology.has_links and any(len(e.what) == 2 for e in self._faults.events):
             raise ConfigError(
                 f"fail {settings.fail!r}: the topology {topology.name} has no links between nodes "
-                "to cut. Use ring, dual-ring or pipeline, or kill a node."
+                "to cut. Use ring, dual-ring, pipeline, mesh or gossip, or kill a node."
             )
         prepared = method.prepare([replace(n, seed=settings.seed) for n in parties])
         method.check([*prepared, *hubs])

@@ -122,11 +122,15 @@ def _listed(names: Sequence[str], shown: int = 2) -> str:
 
 
 def faults_line(run: Run) -> str:
-    """How many faults of which kind, and where they are written; nothing if there were none."""
+    """How many faults of which kind, and where they are written; nothing if there were none.
+
+    What healed is listed, but it is no fault.
+    """
+    number = sum(fault["fault"] != "healed" for fault in run.faults)
     kinds = Counter(f"{fault['node']} {fault['fault']}" for fault in run.faults)
-    kinds_listed = ", ".join(f"{kind} ({number})" for kind, number in kinds.items())
+    kinds_listed = ", ".join(f"{kind} ({times})" for kind, times in kinds.items())
     where = f"; see {run.folder / 'faults.jsonl'}" if run.folder else ""
-    return f"{count(len(run.faults), 'fault')}: {kinds_listed}{where}" if kinds else ""
+    return f"{count(number, 'fault')}: {kinds_listed}{where}" if kinds else ""
 
 
 def privacy_line(run: Run) -> str:
