@@ -25,7 +25,7 @@ def charter(rounds: int = 3, **more: Any) -> Charter:
 
 
 def config(**more: Any) -> dict[str, Any]:
-    return {"party": "M0", "agreed": terms_of(charter(**more))}
+    return {"method": "li", "party": "M0", "agreed": terms_of(charter(**more))}
 
 
 def test_terms_are_what_has_a_bearing_on_the_numbers() -> None:
@@ -104,7 +104,7 @@ def test_a_partys_folder_goes_on_with_its_own_command_and_no_other(tmp_path: Pat
     more = {"method": "li", "options": {"rounds": 3}, "task": "heart", "task_options": {}}
     recorder, _ = open_folder(folder, {**config(), **more, "topology": "ring", "settings": {}})
     recorder.close()
-    with pytest.raises(RunError, match=r"one party of a run across machines.*polyfed peer SITE"):
+    with pytest.raises(RunError, match=r"party's part of a run across machines.*polyfed peer SITE"):
         pf.resume(folder)
     shown = CliRunner().invoke(app, ["show", str(folder)])
     assert "not finished: 0 of 3 rounds; continue with: polyfed peer SITE.yaml" in shown.output

@@ -210,7 +210,7 @@ def test_settings_of_another_kind(settings: dict[str, Any], text: str) -> None:
         ({"rounds": "3"}, "FedAvg.rounds must be a whole number, got '3'"),
         ({"rounds": 2.5}, "FedAvg.rounds must be a whole number, got 2.5"),
         ({"local_epochs": None}, "FedAvg.local_epochs must be a whole number, got None"),
-        ({"lr": "1e-3"}, "Optimiser.lr must be a number, got '1e-3'"),
+        ({"lr": "1e-3"}, "FedAvg.lr must be a number, got '1e-3'"),
         ({"batch": 2.5}, "batch is a whole number, or a share below 1, got 2.5"),
     ],
 )

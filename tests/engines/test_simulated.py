@@ -86,7 +86,7 @@ def test_a_council_without_a_quorum_is_found(monkeypatch: pytest.MonkeyPatch) ->
     from polyfed.engines.council import Council
 
     monkeypatch.setattr(Council, "is_enough", lambda self, present: bool(present))
-    with pytest.raises(RunError, match="M1 knows another round 2"):
+    with pytest.raises(RunError, match="knows another round"):
         chaos.simulate(8)
 
 

@@ -197,7 +197,7 @@ def test_contests_are_fair(contest: Contest) -> None:
 
 
 def test_what_a_contest_is_judged_by_is_what_its_task_gives() -> None:
-    judges = {c.name: (c.judged_by, getattr(c.federation("local"), "judge", "accuracy"))
+    judges = {c.name: (c.judged_by, getattr(c.federation("local"), "measure", "accuracy"))
               for c in CONTESTS}  # fmt: skip
     assert judges.pop("mine-fields") == ("area under the ROC curve", "auc")
     assert set(judges.values()) == {("accuracy", "accuracy")}

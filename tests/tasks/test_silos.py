@@ -90,7 +90,7 @@ def test_linear_models(two: Heart) -> None:
 
 def test_mines_may_be_judged_by_the_area(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tables, "landmine", lambda folder: [table("a", 96, 1.0)])
-    (node,) = Landmine(data=tmp_path, judge="auc").nodes(0)
+    (node,) = Landmine(data=tmp_path, measure="auc").nodes(0)
     split = node.data["test"]
     assert split.y is not None
     out = node.model(split.x).detach()

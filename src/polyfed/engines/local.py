@@ -74,7 +74,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         check.types(self)
-        check.at_least(self, "evaluate_every", 1)
+        if self.evaluate_every < 1:
+            raise ConfigError(f"evaluate_every must be >= 1, got {self.evaluate_every}.")
         check.at_least(self, "checkpoint_every", 0)
         check.at_least(self, "checkpoint_seconds", 0)
         check.one_of(self, "stack", ("auto", "always", "never"))

@@ -84,7 +84,7 @@ OF_FILES = (
         "29 mine fields with a few hundred objects each, 6 % of them mines; judged by the area "
         "under the ROC curve, for who never says mine is right in 94 % of all cases. `mocha` has "
         "linear models.",
-        "landmine", task_options={"judge": "auc"}, judged_by="area under the ROC curve",
+        "landmine", task_options={"measure": "auc"}, judged_by="area under the ROC curve",
         lr=1e-2, rounds=10, batch=0.2, also=(*_SLICES, "mocha"), own_task=_MOCHA,
     ),
     _parties(

@@ -113,7 +113,7 @@ class Landmine(_OneLayer):
     """Is there a mine? 29 fields, some with foliage and some bare; 6 % of the objects are mines.
 
     Attributes:
-        judge: by accuracy, or by the area under the ROC curve: who never says mine is right in
+        measure: accuracy, or the area under the ROC curve: who never says mine is right in
             94 % of all cases, and has an area of one half.
     """
 
@@ -121,11 +121,11 @@ class Landmine(_OneLayer):
     title: ClassVar[str] = "landmine detection: 29 mine fields, one yes-or-no task each"
     classes: ClassVar[tuple[str, str]] = ("clutter", "mine")
 
-    judge: Literal["accuracy", "auc"] = "accuracy"
+    measure: Literal["accuracy", "auc"] = "accuracy"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.one_of(self, "judge", ("accuracy", "auc"))
+        check.one_of(self, "measure", ("accuracy", "auc"))
 
     def read(self, folder: Path) -> list[Table]:
         """The mine fields."""
@@ -133,7 +133,7 @@ class Landmine(_OneLayer):
 
     def score(self) -> Callable[[Model, Split], float] | None:
         """The area, if so wished."""
-        return auc if self.judge == "auc" else None
+        return auc if self.measure == "auc" else None
 
 
 @dataclass(frozen=True, kw_only=True)
