@@ -244,9 +244,9 @@ def _how(summary: Mapping[str, Any]) -> str:
         "searched: each method's own space (`polyfed.studies.spaces`: learning rate, epochs, and "
         "what its paper sets) without rounds, batch and network, which are alike for all in a "
         "contest; one training a setting; the first is the recipe",
-        "where a task deals the same pool of images out anew with every seed, an image that a "
-        "search was judged by may be a test image of another seed, for all methods alike; the "
-        "test images of permuted digits and of MNIST in sets are never seen by a search",
+        "where a task deals the same pool of samples out anew with every seed, one that a search "
+        "was judged by may be a test sample of another seed, for all methods alike; the test "
+        "images of permuted digits and of MNIST in sets are never seen by a search",
         "not blind: the contests' rounds, batches and ranges were set, alike for all methods,"
         " after short runs without any search on the test seeds 0 to 3; those of "
         f"{_names(later)} on the seeds 2000 and 2001, which are not tested",
