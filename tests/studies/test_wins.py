@@ -196,6 +196,15 @@ def test_contests_are_fair(contest: Contest) -> None:
     assert len(set(contest.methods)) == len(contest.methods)
 
 
+def test_what_is_kept_goes_on_as_todays_contests() -> None:
+    """Else what a setting was called by has changed, and the next command would run it anew."""
+    summary, by_name = read(RESULTS / SUMMARY), {c.name: c for c in CONTESTS}
+    for held in summary["contests"]:
+        for method, entry in held["methods"].items():
+            key = wins._key(by_name[held["name"]], method, summary["trials"], len(summary["seeds"]))
+            assert entry["key"] == key, (held["name"], method)
+
+
 def test_what_a_contest_is_judged_by_is_what_its_task_gives() -> None:
     judges = {c.name: (c.judged_by, getattr(c.federation("local"), "measure", "accuracy"))
               for c in CONTESTS}  # fmt: skip
