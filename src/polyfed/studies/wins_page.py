@@ -99,7 +99,7 @@ def page(summary: Mapping[str, Any]) -> str:
     """The whole page."""
     parts = ["# When does which method win?", _intro(summary)]
     standings = {c["name"]: standing(c) for c in summary["contests"]}
-    parts += ["## In short", _words(summary, standings), _short(summary, standings)]
+    parts += ["## In short", _short(summary, standings)]
     for group, ranked in over_contests(summary).items():
         parts += [f"## Over all contests with {group}", *_over(group, ranked)]
     for contest in summary["contests"]:
@@ -127,25 +127,17 @@ def _intro(summary: Mapping[str, Any]) -> str:
 
 
 def _short(summary: Mapping[str, Any], standings: Mapping[str, Standing]) -> str:
-    heads = ["situation", "highest mean", "not told apart from it", "told apart, below", "sharing"]
+    heads = ["situation", "highest mean", "not told apart from it", "sharing"]
     rows = [
         [
-            f"[{contest['name']}](#{contest['name']})",
+            f"[{contest['name']}](#{contest['name']}). {contest['asks']}",
             f"**`{s.best}`** {s.means[s.best]:.3f}",
             _names(s.level),
-            _names(s.below),
             _gain(s),
         ]
         for contest, s in ((c, standings[c["name"]]) for c in summary["contests"])
     ]
     return _table(heads, rows)
-
-
-def _words(summary: Mapping[str, Any], standings: Mapping[str, Standing]) -> str:
-    return "\n".join(
-        f"- *{contest['asks']}* {_verdict(standings[contest['name']])}"
-        for contest in summary["contests"]
-    )
 
 
 def _gain(s: Standing) -> str:
