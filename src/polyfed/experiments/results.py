@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence, Set
@@ -12,7 +11,6 @@ from types import MappingProxyType
 from typing import Any
 
 from polyfed import experiments
-from polyfed.errors import RunError
 from polyfed.experiments.experiment import Claim, Experiment, Ref, label
 from polyfed.experiments.verdict import (
     Comparison,
@@ -24,6 +22,7 @@ from polyfed.experiments.verdict import (
     order,
     summarise,
 )
+from polyfed.record.files import read_summary
 
 FORMAT = 1
 Point = float | str
@@ -49,15 +48,7 @@ class Results:
     @classmethod
     def read(cls, path: Path) -> Results:
         """Read a `summary.json`."""
-        try:
-            summary = json.loads(path.read_text(encoding="utf-8"))
-            found = summary["format"]
-        except OSError as error:
-            raise RunError(f"could not read {path}: {error.strerror or error}.") from error
-        except (ValueError, TypeError, KeyError) as error:
-            raise RunError(f"{path} is not the summary of an experiment.") from error
-        if found != FORMAT:
-            raise RunError(f"{path} has format {found}, this polyfed reads {FORMAT}.")
+        summary = read_summary(path, "the summary of an experiment", FORMAT)
         return cls(experiments.load(summary["experiment"]), summary)
 
     @property

@@ -1,7 +1,8 @@
-"""Files: written so that a reader finds the old one or the new one, never half of one; settings."""
+"""Files: a reader finds the old one or the new one, never half of one; settings, summaries."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -52,4 +53,24 @@ def read_yaml(path: Path, empty: str) -> dict[str, Any]:
         raise ConfigError(f"{path} is not YAML: {error}") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{path} holds no {empty}")
+    return found
+
+
+def read_summary(path: Path, what: str, version: int) -> dict[str, Any]:
+    """Read what polyfed wrote as JSON; raises RunError if it is not that, or of another format.
+
+    Args:
+        path: the file.
+        what: what it is to be, for the error.
+        version: the format that is read.
+    """
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        theirs = found["format"]
+    except OSError as error:
+        raise RunError(f"could not read {path}: {error.strerror or error}.") from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise RunError(f"{path} is not {what}.") from error
+    if theirs != version:
+        raise RunError(f"{path} has format {theirs}, this polyfed reads {version}.")
     return found

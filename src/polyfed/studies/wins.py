@@ -33,7 +33,7 @@ from polyfed.engines.progress import Progress
 from polyfed.engines.run import Run, begin, check_run, finish_together, plain
 from polyfed.errors import ConfigError, DataError, PolyfedError, RunError
 from polyfed.experiments.runner import commit
-from polyfed.record.files import write_text
+from polyfed.record.files import read_summary, write_text
 from polyfed.record.recorder import environment
 from polyfed.studies.contest import Contest
 from polyfed.studies.contests import CONTESTS
@@ -95,16 +95,7 @@ def hold(
 
 def read(path: Path) -> dict[str, Any]:
     """Read a summary of contests."""
-    try:
-        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        found = summary["format"]
-    except OSError as error:
-        raise RunError(f"could not read {path}: {error.strerror or error}.") from error
-    except (ValueError, TypeError, KeyError) as error:
-        raise RunError(f"{path} is not a summary of contests.") from error
-    if found != FORMAT:
-        raise RunError(f"{path} has format {found}, this polyfed reads {FORMAT}.")
-    return summary
+    return read_summary(path, "a summary of contests", FORMAT)
 
 
 def _there(path: Path, wanted: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
